@@ -1,0 +1,236 @@
+"""The cost table: what a step costs, for every tree size, from measured points.
+
+Measured costs come in steps and can dip (a one-row pass may use a slower kernel than a four-row pass). A dip is real
+profit for everyone, because rows can be padded: the cost of n rows is therefore the *envelope*, the least cost over
+all m >= n. It is applied to the baseline too, or speedups would be flattered by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mtp_bench.cost.points import DRAFT, VERIFY, CostPoint, read_points, write_points
+from mtp_bench.errors import InputError
+
+Floats = npt.NDArray[np.float64]
+Curve = Callable[[int], Floats]  # context -> values
+
+
+@dataclass(frozen=True, eq=False)
+class CostTable:
+    """Step costs of one device and dtype.
+
+    Args:
+        points: measured points; only those with status ``ok`` count.
+        source: the file they came from, for messages.
+
+    Raises:
+        InputError: no usable verify point, several devices or dtypes (use :meth:`select`), or two different
+            costs for one point.
+    """
+
+    points: tuple[CostPoint, ...]
+    source: str = "cost table"
+    _curves: dict[tuple[str, int, int], Floats] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not self._verify:
+            raise InputError("no usable point", where=self.source, fix="measure again or give a table with ok rows")
+        machines = sorted({(p.device, p.dtype) for p in self.points if p.ok and p.component == VERIFY})
+        if len(machines) > 1:
+            names = ", ".join("/".join(machine) for machine in machines)
+            raise InputError(f"several devices or dtypes: {names}", where=self.source, fix="select one of them")
+        seen: dict[tuple[str, int, int, int, int], float] = {}
+        for p in self.points:
+            key = (p.component, p.batch, p.context, p.rows, p.depth)
+            if p.ok and seen.setdefault(key, p.median_ms) != p.median_ms:
+                place = f"batch {p.batch}, context {p.context}, rows {p.rows}, depth {p.depth}"
+                raise InputError(f"two costs for one {p.component} point ({place})", where=self.source)
+
+    @classmethod
+    def from_csv(cls, path: Path | str, *, device: str | None = None, dtype: str | None = None) -> CostTable:
+        """Read a ``cost.csv`` or a minimal CSV (``rows, median_ms``), keeping one device and dtype if named."""
+        return cls.select(read_points(path), device=device, dtype=dtype, source=str(path))
+
+    @classmethod
+    def select(
+        cls, points: Iterable[CostPoint], *, device: str | None = None, dtype: str | None = None, source: str = ""
+    ) -> CostTable:
+        """The table of the points with this device and dtype (None = any)."""
+        kept = (p for p in points if device in (None, p.device) and dtype in (None, p.dtype))
+        return cls(tuple(kept), source or "cost table")
+
+    def to_csv(self, path: Path | str) -> None:
+        """Write ``cost.csv`` atomically, unusable points included."""
+        write_points(path, self.points)
+
+    @cached_property
+    def _verify(self) -> list[CostPoint]:
+        return [p for p in self.points if p.ok and p.component == VERIFY]
+
+    @cached_property
+    def _draft(self) -> list[CostPoint]:
+        return [p for p in self.points if p.ok and p.component == DRAFT]
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """Measured batch sizes, ascending."""
+        return tuple(sorted({p.batch for p in self._verify}))
+
+    @property
+    def contexts(self) -> tuple[int, ...]:
+        """Measured contexts, ascending."""
+        return tuple(sorted({p.context for p in self._verify}))
+
+    @property
+    def max_rows(self) -> int:
+        """Largest row count measured anywhere; :meth:`rows_limit` has it for one batch and context."""
+        return max(p.rows for p in self._verify)
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the draft was measured apart; otherwise verify points are whole steps."""
+        return bool(self._draft)
+
+    def rows_limit(self, *, batch: int = 1, context: int | None = None) -> int:
+        """Largest row count with a known cost at this batch and context."""
+        return len(self.verify_curve(batch=batch, context=context))
+
+    def depth_limit(self, *, batch: int = 1) -> int | None:
+        """Deepest draft with a known cost; None = any depth."""
+        by_context: dict[int, set[int]] = {}
+        for p in self._draft:
+            if p.batch == batch:
+                by_context.setdefault(p.context, set()).add(p.depth)
+        if not by_context or any(0 in depths for depths in by_context.values()):
+            return None
+        return min(max(depths) for depths in by_context.values())
+
+    def nearest_context(self, mean_context: float, *, batch: int = 1) -> int:
+        """The measured context closest to ``mean_context``, the smaller one at a tie."""
+        return min(self._contexts_of(VERIFY, batch), key=lambda context: (abs(context - mean_context), context))
+
+    def notes(self, *, batch: int = 1, context: int | None = None) -> tuple[str, ...]:
+        """What a reader must know about costs at this batch and context; empty when they are measured or between."""
+        known = self._contexts_of(VERIFY, batch)
+        if context is None or known[0] <= context <= known[-1]:
+            return ()
+        nearest = known[0] if context < known[0] else known[-1]
+        return (f"context {context} lies outside the measured {known[0]}..{known[-1]}: costs of {nearest} are used",)
+
+    def verify_curve(self, *, batch: int = 1, context: int | None = None) -> Floats:
+        """float64 [R]: envelope cost in ms of 1..R rows, without the draft. Read-only.
+
+        Raises:
+            InputError: the batch was not measured, or the one-row baseline was not.
+        """
+        chosen = self._contexts_of(VERIFY, batch)[0] if context is None else context
+        key = (VERIFY, batch, chosen)
+        if key not in self._curves:
+            curve = self._between_contexts(VERIFY, batch, chosen, lambda c: self._interpolated(batch, c))
+            self._curves[key] = _frozen(_envelope(curve))
+        return self._curves[key]
+
+    def draft_curve(self, max_depth: int, *, batch: int = 1, context: int | None = None) -> Floats:
+        """float64 [max_depth + 1]: ms of drafting depths 0..max_depth; 0 at depth 0, never falling.
+
+        Zero throughout when the draft was not measured apart.
+
+        Raises:
+            InputError: deeper than measured, or the batch was not measured.
+        """
+        if not self._draft or max_depth == 0:
+            return np.zeros(max_depth + 1)
+        limit = self.depth_limit(batch=batch)
+        if limit is not None and max_depth > limit:
+            raise InputError(
+                f"draft cost of depth {max_depth} is not known", where=self.source, fix=f"measured to depth {limit}"
+            )
+        chosen = self._contexts_of(DRAFT, batch)[0] if context is None else context
+        return self._between_contexts(DRAFT, batch, chosen, lambda c: self._drafted(batch, c, max_depth))
+
+    def step_ms(self, rows: int, *, depth: int = 0, batch: int = 1, context: int | None = None) -> float:
+        """Milliseconds of one step: envelope cost of ``rows`` rows plus the draft of ``depth`` depths.
+
+        ``step_ms(1)`` is the baseline: plain decoding. Rows between two measured ones are interpolated linearly,
+        contexts too; a context outside the measured ones takes the nearest (:meth:`notes` says so). ``context=None``
+        is the smallest measured.
+
+        Raises:
+            InputError: more rows or depths than measured, fewer than one row, or a batch that was not measured.
+        """
+        curve = self.verify_curve(batch=batch, context=context)
+        if not 1 <= rows <= len(curve):
+            raise InputError(
+                f"cost of {rows} rows is not known", where=self.source, fix=f"measured for 1..{len(curve)} rows"
+            )
+        return float(curve[rows - 1] + self.draft_curve(depth, batch=batch, context=context)[depth])
+
+    def relative_error(self, rows: int, *, batch: int = 1, context: int | None = None) -> float:
+        """Relative standard error of the verify cost at the nearest measured point with at least ``rows`` rows."""
+        mean = self._contexts_of(VERIFY, batch)[0] if context is None else context
+        at = self.nearest_context(mean, batch=batch)
+        enough = [p for p in self._verify if p.batch == batch and p.context == at and p.rows >= rows]
+        return min(enough, key=lambda p: p.rows).relative_error if enough else 0.0
+
+    def _contexts_of(self, component: str, batch: int) -> list[int]:
+        points = self._verify if component == VERIFY else self._draft
+        known = sorted({p.context for p in points if p.batch == batch})
+        if not known:
+            measured = ", ".join(str(size) for size in sorted({p.batch for p in points}))
+            raise InputError(f"no {component} cost for batch {batch}", where=self.source, fix=f"measured: {measured}")
+        return known
+
+    def _between_contexts(self, component: str, batch: int, context: int, curve: Curve) -> Floats:
+        """Linear between the two contexts around ``context``; the nearest one outside."""
+        known = self._contexts_of(component, batch)
+        above = next((c for c in known if c >= context), known[-1])
+        below = next((c for c in reversed(known) if c <= context), known[0])
+        low = curve(below)
+        if above == below:
+            return low
+        high = curve(above)
+        shared = min(len(low), len(high))
+        weight = (context - below) / (above - below)
+        return (1 - weight) * low[:shared] + weight * high[:shared]
+
+    def _interpolated(self, batch: int, context: int) -> Floats:
+        """float64 [R]: cost of 1..R rows, linear between measured points."""
+        points = {p.rows: p.median_ms for p in self._verify if p.batch == batch and p.context == context}
+        if 1 not in points:
+            raise InputError(
+                f"no cost of one row at batch {batch}, context {context}: there is no baseline",
+                where=self.source,
+                fix="measure rows = 1 too",
+            )
+        rows = sorted(points)
+        return np.interp(np.arange(1, rows[-1] + 1), rows, [points[r] for r in rows])
+
+    def _drafted(self, batch: int, context: int, max_depth: int) -> Floats:
+        """float64 [max_depth + 1]: an unmeasured depth lies on the line between its neighbours, the first of them 0.
+
+        The envelope is legitimate here too: a deeper draft that is cheaper can be run and its last heads ignored.
+        """
+        points = {p.depth: p.median_ms for p in self._draft if p.batch == batch and p.context == context}
+        if 0 in points:
+            return np.concatenate([[0.0], np.full(max_depth, points[0])])
+        depths = [0, *sorted(points)]
+        full = np.interp(np.arange(depths[-1] + 1), depths, [0.0, *(points[d] for d in depths[1:])])
+        return _envelope(full)[: max_depth + 1]
+
+
+def _envelope(curve: Floats) -> Floats:
+    """``envelope[n] = min over m >= n of curve[m]``."""
+    return np.minimum.accumulate(curve[::-1])[::-1]
+
+
+def _frozen(values: Floats) -> Floats:
+    values = np.array(values)
+    values.setflags(write=False)
+    return values

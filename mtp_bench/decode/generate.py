@@ -1,0 +1,201 @@
+"""Decoding requests to their end: one loop for any batch and any topology, the baseline included.
+
+A queue of requests is served by ``batch`` slots; a finished request's slot is refilled at once, so that the batch
+stays full while the queue lasts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.step import PREFILL_CHUNK, TreeStepper
+from mtp_bench.decode.tree import TreeTensors
+from mtp_bench.errors import InputError
+from mtp_bench.heads.base import Heads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.topology import StaticTree
+
+
+@dataclass(frozen=True)
+class Request:
+    """One prompt to decode.
+
+    Attributes:
+        key: the caller's name for it.
+        prompt: token ids.
+        max_new_tokens: tokens to emit at most; the first comes from prefill.
+        ignore_eos: go on after an end token, so that exactly ``max_new_tokens`` are emitted.
+    """
+
+    key: str
+    prompt: list[int]
+    max_new_tokens: int
+    ignore_eos: bool = False
+
+
+@dataclass
+class Generation:
+    """What decoding a request gave.
+
+    Attributes:
+        tokens: emitted token ids, the first from prefill, nothing after an end token.
+        accepted: drafted tokens accepted in each step, before truncation at the end.
+        prefill_s, decode_s: seconds until the first token, and from it to the last.
+    """
+
+    request: Request
+    tokens: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    stopped_by: str = ""
+
+    @property
+    def steps(self) -> int:
+        """Verification passes."""
+        return len(self.accepted)
+
+    @property
+    def tokens_in_steps(self) -> int:
+        """Tokens that steps emitted: all but the first."""
+        return len(self.tokens) - 1
+
+
+StopRule = Callable[[list[int]], bool]
+
+
+class Decoder:
+    """Serves requests with one base model, one set of heads and one topology."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        heads: Heads | None,
+        tree: StaticTree,
+        *,
+        batch: int = 1,
+        max_length: int,
+        rows: int | None = None,
+        cache: TreeCache | None = None,
+    ) -> None:
+        """Args:
+        max_length: longest prompt plus output in tokens.
+        rows: pad the tree to this many rows.
+        cache: reuse this one (its length must fit ``max_length`` plus the rows).
+        """
+        tensors = TreeTensors.build(tree, base.device, rows=rows)
+        slots = max_length + tensors.rows
+        self.base, self.max_length = base, max_length
+        self.cache = cache or TreeCache.allocate(base, batch=batch, length=slots)
+        if self.cache.length < slots or self.cache.batch != batch:
+            raise InputError(f"the given cache holds {self.cache.length} slots, {slots} are needed")
+        self.stepper = TreeStepper(base, heads, tensors, self.cache)
+        self._slots: list[_Slot | None] = [None] * batch
+
+    def run(self, requests: Iterable[Request], *, stop: StopRule | None = None) -> Iterator[Generation]:
+        """Yield each request's generation when it ends, in order of ending.
+
+        Args:
+            stop: called after each step with the tokens so far; True ends the request.
+
+        Raises:
+            InputError: a request does not fit ``max_length``.
+        """
+        queue = iter(requests)
+        while True:
+            yield from self._refill(queue, stop)
+            busy = [slot for slot in self._slots if slot is not None]
+            if not busy:
+                return
+            results = self.stepper.step(max(slot.length for slot in busy)).tolist()
+            now = time.perf_counter()
+            for index, slot in enumerate(self._slots):
+                if slot is not None and slot.advance(results[index], now, self.base.eos_ids, stop):
+                    self._slots[index] = None
+                    self.stepper.lengths[index] = 0
+                    yield slot.generation
+
+    def _refill(self, queue: Iterator[Request], stop: StopRule | None) -> Iterator[Generation]:
+        """Give every free slot a request while the queue lasts; yield those that end with their first token."""
+        while free := [index for index, slot in enumerate(self._slots) if slot is None]:
+            admitted = list(itertools.islice(queue, len(free)))
+            if not admitted:
+                return
+            for chunk in _prefill_batches(list(zip(free, admitted, strict=False))):
+                for index, slot in self._admit(chunk, stop):
+                    if slot.generation.stopped_by:
+                        yield slot.generation
+                        self.stepper.lengths[index] = 0
+                    else:
+                        self._slots[index] = slot
+
+    def _admit(self, chunk: list[tuple[int, Request]], stop: StopRule | None) -> list[tuple[int, _Slot]]:
+        for _, request in chunk:
+            self._check(request)
+        start = time.perf_counter()
+        firsts = self.stepper.prefill([index for index, _ in chunk], [request.prompt for _, request in chunk])
+        now = time.perf_counter()
+        slots = []
+        for (index, request), first in zip(chunk, firsts, strict=True):
+            slot = _Slot(Generation(request, prefill_s=now - start), len(request.prompt), now)
+            slot.emit([first], self.base.eos_ids, stop)
+            slots.append((index, slot))
+        return slots
+
+    def _check(self, request: Request) -> None:
+        needed = len(request.prompt) + request.max_new_tokens
+        if needed > self.max_length or needed > self.base.max_positions:
+            limit = min(self.max_length, self.base.max_positions)
+            raise InputError(
+                f"prompt and output need {needed} positions, the limit is {limit}",
+                where=f"prompt {request.key}",
+                fix="lower --max-new-tokens or leave the prompt out",
+            )
+
+
+def _prefill_batches(pairs: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:
+    """Group admissions of similar length, so that one padded pass serves several; long prompts go alone."""
+    pairs = sorted(pairs, key=lambda pair: len(pair[1].prompt))
+    chunk: list[tuple[int, Request]] = []
+    for pair in pairs:
+        if chunk and (len(chunk) + 1) * len(pair[1].prompt) > PREFILL_CHUNK:
+            yield chunk
+            chunk = []
+        chunk.append(pair)
+    if chunk:
+        yield chunk
+
+
+@dataclass
+class _Slot:
+    """Host side of one sequence in flight."""
+
+    generation: Generation
+    length: int
+    started: float
+
+    def advance(self, result: list[int], now: float, eos_ids: frozenset[int], stop: StopRule | None) -> bool:
+        """Take a step's outcome ``[accepted, emitted...]``; True when the request has ended."""
+        accepted = result[0]
+        self.length += accepted + 1
+        self.generation.accepted.append(accepted)
+        self.emit(result[1 : accepted + 2], eos_ids, stop)
+        self.generation.decode_s = now - self.started
+        return bool(self.generation.stopped_by)
+
+    def emit(self, tokens: list[int], eos_ids: frozenset[int], stop: StopRule | None) -> None:
+        generation, request = self.generation, self.generation.request
+        for token in tokens:
+            generation.tokens.append(token)
+            if token in eos_ids and not request.ignore_eos:
+                generation.stopped_by = "eos"
+            elif len(generation.tokens) >= request.max_new_tokens:
+                generation.stopped_by = "length"
+            elif stop is not None and stop(generation.tokens):
+                generation.stopped_by = "rule"
+            if generation.stopped_by:
+                return

@@ -1,0 +1,63 @@
+"""Attention masks for tree rows behind a cached prefix, one per attention type of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from mtp_bench.models.base import BaseModel
+
+Mask = torch.Tensor | dict[str, torch.Tensor]
+
+
+def row_mask(slots: torch.Tensor, lengths: torch.Tensor, ancestors: torch.Tensor, visible: int) -> torch.Tensor:
+    """Which slots each row sees: the whole prefix, and its ancestors among the rows.
+
+    Args:
+        slots: int64 [B, R] slot of each row.
+        lengths: int64 [B] cached tokens before the first row.
+        ancestors: bool [R, R], ``ancestors[r, a]`` = row a is row r or an ancestor of it.
+        visible: number of slots S that attention sees.
+
+    Returns:
+        bool [B, 1, R, S], True = visible.
+    """
+    batch, rows = slots.shape
+    every_slot = torch.arange(visible, device=slots.device)
+    prefix = (every_slot < lengths[:, None])[:, None, :].expand(batch, rows, visible)
+    mask = prefix.scatter(2, slots[:, None, :].expand(batch, rows, rows), ancestors.expand(batch, rows, rows))
+    return mask[:, None]
+
+
+def for_layers(
+    base: BaseModel, mask: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
+) -> Mask:
+    """Hand the mask over as the architecture wants it: windowed for sliding layers, additive floats for eager.
+
+    Args:
+        mask: bool [B, 1, R, S] from ``row_mask``.
+        slots, positions: int64 [B, R]; lengths: int64 [B].
+    """
+    kinds = set(base.layer_types)
+    masks = {kind: mask for kind in kinds}
+    if base.sliding_window is not None and "sliding_attention" in kinds:
+        masks["sliding_attention"] = mask & _within_window(base.sliding_window, mask, slots, positions)
+    if base.attention == "eager":
+        masks = {kind: _additive(part, base.dtype) for kind, part in masks.items()}
+    return _single(masks) if len(kinds) == 1 and not getattr(base.config, "layer_types", None) else masks
+
+
+def _within_window(width: int, mask: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    # A prefix slot's position is its index; a tree row's is its depth behind the prefix, whatever its slot.
+    batch, _, _, visible = mask.shape
+    key_positions = torch.arange(visible, device=mask.device).expand(batch, visible).scatter(1, slots, positions)
+    return (positions[:, None, :, None] - key_positions[:, None, None, :]) < width
+
+
+def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
+
+
+def _single(masks: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    return next(iter(masks.values()))

@@ -1,0 +1,58 @@
+"""Attention for a few query rows over grouped key/value heads, without copying the keys and values.
+
+Stock SDPA with a mask repeats every key/value head for each of its query heads, which for a small model on a CPU moves
+more bytes than the attention itself. Query heads that share a key/value head are instead laid out as further *rows* of
+that head: the same products, no copy. Registered with transformers as ``grouped_sdpa``; the model stays unpatched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mtp_bench.models.compat import register_attention
+
+NAME = "grouped_sdpa"
+
+
+def grouped_sdpa(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Masked attention with grouped key/value heads.
+
+    Args:
+        query: [B, A, R, d]; key, value: [B, K, S, d] with A a multiple of K.
+        attention_mask: bool [B or 1, 1, R, S], True = visible; None means causal over R == S.
+
+    Returns:
+        [B, R, A, d] and no attention weights.
+    """
+    if kwargs.get("softcap") is not None:
+        raise ValueError("grouped_sdpa cannot apply attention soft-capping; load the model with eager attention")
+    batch, heads, rows, width = query.shape
+    groups = heads // key.shape[1]
+    if attention_mask is None:
+        attention_mask = torch.ones(rows, key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
+    # A long prompt would make the mask groups times larger for no gain: there the copy is the smaller cost.
+    if groups > 1 and rows <= 512:
+        query = query.reshape(batch, key.shape[1], groups * rows, width)
+        attention_mask = attention_mask.repeat(1, 1, groups, 1)
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        output = output.reshape(batch, heads, rows, value.shape[-1])
+    else:
+        if groups > 1:
+            key, value = (tensor.repeat_interleave(groups, dim=1) for tensor in (key, value))
+        output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+register_attention(NAME, grouped_sdpa)

@@ -1,0 +1,177 @@
+"""A loaded base model: the stock transformers module with the few facts and calls the decoder needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_window
+
+
+@dataclass(frozen=True, eq=False)
+class BaseModel:
+    """The target LLM that verifies.
+
+    Attributes:
+        name: what the user asked for (alias, hub id or path).
+        source: where the weights came from (folder, hub id, or ``dummy``).
+        model: decoder-only causal LM, in evaluation mode.
+        tokenizer: its tokenizer, None for dummy weights.
+        sha256: hash of the weights' files (or of the config for dummy weights).
+    """
+
+    name: str
+    source: str
+    model: PreTrainedModel
+    tokenizer: Any
+    sha256: str
+
+    @cached_property
+    def config(self) -> Any:
+        """The text model's config."""
+        return self.model.config.get_text_config()
+
+    @cached_property
+    def decoder(self) -> torch.nn.Module:
+        """The stack below the LM head."""
+        decoder = self.model.get_decoder()
+        assert isinstance(decoder, torch.nn.Module)
+        return decoder
+
+    @cached_property
+    def lm_head(self) -> torch.nn.Module:
+        """The output projection [V, H]."""
+        head = self.model.get_output_embeddings()
+        assert isinstance(head, torch.nn.Module)
+        return head
+
+    @property
+    def lm_head_weight(self) -> torch.Tensor:
+        """Weight of the output projection, [V, H]."""
+        weight = self.lm_head.weight
+        assert isinstance(weight, torch.Tensor)
+        return weight
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.lm_head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """dtype of the weights."""
+        return self.lm_head_weight.dtype
+
+    @property
+    def attention(self) -> str:
+        """Name of the attention implementation in use."""
+        return str(self.config._attn_implementation)
+
+    @property
+    def hidden_size(self) -> int:
+        """H."""
+        return int(self.config.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        """V, rows of the LM head."""
+        return int(self.lm_head_weight.shape[0])
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Key/value heads per layer (GQA)."""
+        return int(getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        explicit = getattr(self.config, "head_dim", None)
+        return int(explicit or self.config.hidden_size // self.config.num_attention_heads)
+
+    @property
+    def max_positions(self) -> int:
+        """Context limit of the model in tokens."""
+        return int(getattr(self.config, "max_position_embeddings", 1 << 30))
+
+    @cached_property
+    def layer_types(self) -> tuple[str, ...]:
+        """Attention type per layer."""
+        return layer_types(self.config)
+
+    @cached_property
+    def sliding_window(self) -> int | None:
+        """Sliding window in tokens, None without one."""
+        return sliding_window(self.config)
+
+    @cached_property
+    def eos_ids(self) -> frozenset[int]:
+        """Token ids that end an answer."""
+        ids: set[int] = set()
+        for holder in (getattr(self.model, "generation_config", None), self.config, self.tokenizer):
+            value = getattr(holder, "eos_token_id", None)
+            ids.update(value if isinstance(value, (list, tuple)) else [value] if value is not None else [])
+        return frozenset(int(token) for token in ids)
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Parameters, tied weights counted once."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, tied weights counted once."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of keys and values one cached token takes."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * torch.finfo(self.dtype).bits // 8
+
+    @cached_property
+    def _cache_keyword(self) -> str:
+        return cache_keyword(self.decoder)
+
+    def hidden_states(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        cache: Cache | None,
+    ) -> torch.Tensor:
+        """Final normed hidden states.
+
+        Args:
+            tokens: int64 [B, R].
+            positions: int64 [B, R], position of each row in its sequence.
+            mask: bool [B, 1, R, S] (True = visible), one per attention type where the model mixes them, or None for
+                a plain causal pass without a cache.
+            cache: the KV cache to write into, or None.
+
+        Returns:
+            [B, R, H] in the model's dtype.
+        """
+        output = self.decoder(
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=cache is not None,
+            **{self._cache_keyword: cache},
+        )
+        hidden = output.last_hidden_state
+        assert isinstance(hidden, torch.Tensor)
+        return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """LM-head product, [.., H] -> [.., V]; monotone post-processing (soft-capping, scale) left out: greedy only."""
+        logits = self.lm_head(hidden)
+        assert isinstance(logits, torch.Tensor)
+        return logits

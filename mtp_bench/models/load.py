@@ -1,0 +1,198 @@
+"""Loading a base model by alias, local folder, GGUF file, hub id, or with dummy weights.
+
+``auto`` picks dtype, device and attention sensibly; what was picked is on the returned object and in every run's
+manifest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+from mtp_bench.errors import InputError
+from mtp_bench.files import sha256_file, sha256_json
+from mtp_bench.models import aliases, attention, reference
+from mtp_bench.models.base import BaseModel
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+# Their kernels take no arbitrary mask, so a tree cannot be verified with them.
+MASKLESS_ATTENTION = ("flash_attention", "flash_attn", "paged|")
+RECURRENT_MARKS = ("mamba", "rwkv", "recurrent", "linear_attention", "xlstm", "rglru")
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What the user asked for; ``auto`` leaves the choice to ``load_base_model``."""
+
+    dtype: str = "auto"
+    device: str = "auto"
+    attention: str = "auto"
+    dummy: bool = False
+    seed: int = 0
+
+
+def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
+    """Load a base model.
+
+    Args:
+        name: alias (``vicuna-7b``, ``smollm2-135m``), local folder, GGUF file, or hub id.
+
+    Raises:
+        InputError: unknown, unreachable, not a causal LM, a heads folder, or not able to verify trees.
+    """
+    options = options or LoadOptions()
+    device = pick_device(options.device)
+    dtype = pick_dtype(options.dtype, device)
+    if options.dummy:
+        return _dummy(name, dtype, device, options)
+    source = _resolve(name)
+    folder = Path(source)
+    if folder.exists():
+        _refuse_heads(folder)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    config = _hub_call(AutoConfig.from_pretrained, source, name)
+    implementation = pick_attention(options.attention, config)
+    model = _hub_call(
+        AutoModelForCausalLM.from_pretrained, source, name, dtype=dtype, attn_implementation=implementation
+    )
+    tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
+    sha256 = _weights_sha256(folder) if folder.is_dir() else sha256_json([source, getattr(config, "_commit_hash", "")])
+    return BaseModel(name, source, model.to(device).eval().requires_grad_(False), tokenizer, sha256)
+
+
+def pick_device(wanted: str) -> torch.device:
+    """``auto`` = the first CUDA device, else the CPU."""
+    if wanted == "auto":
+        wanted = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(wanted)
+    except RuntimeError as error:
+        raise InputError(f"unknown device {wanted!r}", where="--device", fix="use auto, cpu, cuda or cuda:N") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("no CUDA device is usable here", where="--device", fix="use --device cpu or auto")
+    return device
+
+
+def pick_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """``auto`` = bf16 where the hardware computes it natively (AMX, AVX512-BF16, recent GPUs), else fp16 or fp32."""
+    if wanted == "auto":
+        if device.type == "cuda":
+            return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+        return torch.bfloat16 if _cpu_has_bf16() else torch.float32
+    if wanted not in DTYPES:
+        raise InputError(f"unknown dtype {wanted!r}", where="--dtype", fix=f"use auto, {', '.join(DTYPES)}")
+    return DTYPES[wanted]
+
+
+def _cpu_has_bf16() -> bool:
+    probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+    return any(bool(getattr(torch.cpu, probe, lambda: False)()) for probe in probes)
+
+
+def pick_attention(wanted: str, config: Any) -> str:
+    """``auto`` = our grouped SDPA, or eager where the architecture soft-caps its attention.
+
+    Raises:
+        InputError: the architecture or the named kernel cannot take a tree mask.
+    """
+    text = config.get_text_config()
+    kind = str(getattr(text, "model_type", ""))
+    types = getattr(text, "layer_types", None) or []
+    if any(mark in kind for mark in RECURRENT_MARKS) or any("attention" not in t or "linear" in t for t in types):
+        raise InputError(
+            f"{kind} has recurrent or linear-attention layers, which cannot verify a tree of tokens",
+            where="--model",
+            fix="use a model whose layers are all softmax attention",
+        )
+    if any(wanted.startswith(mark) for mark in MASKLESS_ATTENTION):
+        raise InputError(
+            f"{wanted} takes no arbitrary attention mask, so it cannot verify a tree",
+            where="--attention",
+            fix=f"use auto, {attention.NAME}, sdpa or eager",
+        )
+    if wanted != "auto":
+        return wanted
+    return "eager" if getattr(text, "attn_logit_softcapping", None) else attention.NAME
+
+
+def _resolve(name: str) -> str:
+    if name == reference.ALIAS:
+        return str(reference.reference_model())
+    path = Path(name)
+    if path.suffix == ".gguf" and path.is_file():
+        return str(_converted_gguf(path))
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise InputError(
+                "no config.json: not a model folder", where=name, fix="give a Hugging Face model folder or a GGUF file"
+            )
+        return name
+    return aliases.hub_id(name) or name
+
+
+def _converted_gguf(path: Path) -> Path:
+    folder = reference.cache_folder() / f"{path.stem}-{sha256_file(path)[:12]}"
+    if not (folder / "config.json").is_file():
+        scratch = folder.with_suffix(".partial")
+        reference.convert_gguf(path, scratch)
+        scratch.rename(folder)
+    return folder
+
+
+def _refuse_heads(folder: Path) -> None:
+    from mtp_bench.heads.detect import detect
+
+    found = detect(folder)
+    if found.kind == "medusa_heads":
+        raise InputError(
+            "these are Medusa heads, not a base model",
+            where=str(folder),
+            fix="give it as --heads, and the model the heads were trained for as --model",
+        )
+
+
+def _hub_call(function: Any, source: str, name: str, **arguments: Any) -> Any:
+    try:
+        return function(source, **arguments)
+    except InputError:
+        raise
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError) as error:
+        local = Path(source).exists()
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InputError(
+            f"cannot load the model: {first}",
+            where=name if name == source else f"{name} ({source})",
+            fix="check the folder's files"
+            if local
+            else "no such model or no network: use a local folder, a known alias (mtp-bench inspect --aliases), "
+            "--load-format dummy for costs only, or the packaged smollm2-135m",
+        ) from error
+
+
+def _weights_sha256(folder: Path) -> str:
+    files = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin") or p.name == "config.json")
+    return sha256_json([[p.name, sha256_file(p)] for p in files])
+
+
+def _dummy(name: str, dtype: torch.dtype, device: torch.device, options: LoadOptions) -> BaseModel:
+    """Random weights in a known shape: costs are real, text and acceptance are not."""
+    fields = aliases.config_dict(name) if aliases.known(name) else None
+    if fields is not None:
+        config = AutoConfig.for_model(**fields)
+    elif Path(name, "config.json").is_file():
+        config = AutoConfig.from_pretrained(name)
+    else:
+        raise InputError(
+            f"unknown alias {name!r} for dummy weights", where="--model", fix="use a known alias or a folder with a config.json"
+        )
+    implementation = pick_attention(options.attention, config)
+    torch.manual_seed(options.seed)
+    with torch.device(device):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
+    return BaseModel(name, "dummy", model.eval().requires_grad_(False), None, sha256_json(config.to_dict()))

@@ -1,0 +1,23 @@
+"""Topologies: what is verified in one step. The tree, its validation, its JSON, its names and its drawing."""
+
+from __future__ import annotations
+
+from mtp_bench.topology.document import TopologyDocument, read_document
+from mtp_bench.topology.draw import draw
+from mtp_bench.topology.named import load, named_trees, resolve
+from mtp_bench.topology.tree import StaticTree, chain
+from mtp_bench.topology.validate import Defect, Path, TopologyError
+
+__all__ = [
+    "Defect",
+    "Path",
+    "StaticTree",
+    "TopologyDocument",
+    "TopologyError",
+    "chain",
+    "draw",
+    "load",
+    "named_trees",
+    "read_document",
+    "resolve",
+]

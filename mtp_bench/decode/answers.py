@@ -113,7 +113,7 @@ def answer_all(
             if not known and len(ids) <= max_prompt_tokens:
                 requests.append(Request(key, ids, max_new_tokens))
                 categories[key] = prompt.category
-        for generation in _decode(base, requests, batch, max_new_tokens):
+        for generation in _decode(base, _similar_lengths(requests), batch, max_new_tokens):
             answer = _cut(generation, categories[generation.request.key])
             stored.append(answer)
             if on_answer is not None:
@@ -135,6 +135,15 @@ def _conversation(
         said = answers.get(turn_id(prompt, earlier))
         messages += [("user", prompt.turns[earlier]), ("assistant", chat.decode(said.tokens) if said else "")]
     return [*messages, ("user", prompt.turns[turn])]
+
+
+def _similar_lengths(requests: list[Request], block: int = 1024) -> list[Request]:
+    """Requests sorted by prompt length within blocks: a batch attends as far as its longest sequence.
+
+    Only within blocks, so that whatever was answered when the run is stopped is still a fair sample.
+    """
+    blocks = (requests[start : start + block] for start in range(0, len(requests), block))
+    return [request for part in blocks for request in sorted(part, key=lambda request: len(request.prompt))]
 
 
 def _decode(base: BaseModel, requests: list[Request], batch: int, max_new_tokens: int) -> Iterator[Generation]:

@@ -6,6 +6,8 @@ the only host traffic is the one small tensor that ``TreeStepper.step`` returns.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
 from mtp_bench.decode.accept import accept_greedy
@@ -37,12 +39,15 @@ class TreeStepper:
                 where="--topology",
                 fix="clip the tree (mtp-bench trees show) or use heads with more depths",
             )
-        self.base, self.heads, self.tree, self.cache = base, heads, tree, cache
-        device = base.device
-        self.tokens = torch.zeros(cache.batch, tree.rows, dtype=torch.int64, device=device)
-        self.lengths = torch.zeros(cache.batch, dtype=torch.int64, device=device)
-        self._rows = torch.arange(tree.rows, device=device)
-        self._depths = torch.arange(1, tree.depth + 1, device=device)
+        self.base, self.heads, self.cache = base, heads, cache
+        self.lengths = torch.zeros(cache.batch, dtype=torch.int64, device=base.device)
+        self.set_rows(tree, torch.zeros(cache.batch, tree.rows, dtype=torch.int64, device=base.device))
+
+    def set_rows(self, tree: TreeTensors, tokens: torch.Tensor) -> None:
+        """Use another topology from now on, with these tokens (int64 [B, R]) in its rows."""
+        self.tree, self.tokens = tree, tokens
+        self._rows = torch.arange(tree.rows, device=self.base.device)
+        self._depths = torch.arange(1, tree.depth + 1, device=self.base.device)
 
     @torch.inference_mode()
     def prefill(self, sequences: list[int], prompts: list[list[int]]) -> list[int]:
@@ -53,7 +58,7 @@ class TreeStepper:
         roots = self.base.logits(hidden).argmax(-1)
         self.lengths[where] = lengths
         self.tokens[where, 0] = roots
-        self._draft(where, hidden)
+        self.draft(where, hidden)
         return [int(root) for root in roots.tolist()]
 
     def _prefill_last(self, sequences: list[int], prompts: list[list[int]], lengths: torch.Tensor) -> torch.Tensor:
@@ -61,12 +66,13 @@ class TreeStepper:
         device = self.base.device
         if len(prompts) == 1:
             tokens = torch.tensor(prompts, dtype=torch.int64, device=device)
-            return prefill_hidden(self.base, self.cache.sequence(sequences[0]), tokens)[:, -1]
+            *_, last = prefill_hidden(self.base, self.cache.sequence(sequences[0]), tokens)
+            return last[:, -1]
         # Padding on the right is harmless: its slots lie beyond each length, where nothing looks and steps overwrite.
         longest = max(len(prompt) for prompt in prompts)
         tokens = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
         scratch = TreeCache.allocate(self.base, batch=len(prompts), length=longest)
-        hidden = prefill_hidden(self.base, scratch, tokens)
+        hidden = torch.cat(list(prefill_hidden(self.base, scratch, tokens)), dim=1)
         self.cache.data[:, :, sequences, :, :longest] = scratch.data
         return hidden[torch.arange(len(prompts), device=device), lengths - 1]
 
@@ -80,6 +86,16 @@ class TreeStepper:
         Returns:
             int64 [B, D + 2] on the CPU: accepted count, then the emitted tokens (``accepted + 1`` of them count).
         """
+        result, hidden = self.advance(longest)
+        self.draft(slice(None), hidden)
+        return result
+
+    def advance(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step without its draft: verify, accept, move the cache, set the next root.
+
+        Returns:
+            what ``step`` returns, and the hidden states [B, H] from which the next tree is drafted.
+        """
         hidden, choices = self.verify(longest)
         outcome = accept_greedy(self.tokens, choices, self.tree)
         if self.tree.depth:
@@ -88,8 +104,8 @@ class TreeStepper:
         self.lengths += outcome.accepted + 1
         root = outcome.emitted.gather(1, outcome.accepted[:, None])
         self.tokens[:, :1] = root
-        self._draft(slice(None), hidden[torch.arange(hidden.shape[0], device=hidden.device), outcome.row])
-        return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1).cpu()
+        last = hidden[torch.arange(hidden.shape[0], device=hidden.device), outcome.row]
+        return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1).cpu(), last
 
     def verify(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward the current rows: hidden states [B, R, H] and greedy choices int64 [B, R]."""
@@ -102,7 +118,7 @@ class TreeStepper:
         hidden = self.base.hidden_states(self.tokens, positions, layered, self.cache)
         return hidden, self.base.logits(hidden).argmax(-1)
 
-    def _draft(self, which: slice | torch.Tensor, hidden: torch.Tensor) -> None:
+    def draft(self, which: slice | torch.Tensor, hidden: torch.Tensor) -> None:
         """Fill the rows below the root from the heads' tokens; ``hidden`` is [b, H] of the accepted rows."""
         if self.tree.depth == 0:
             return
@@ -116,10 +132,9 @@ def bucket(slots: int, limit: int) -> int:
     return min(-(-slots // LENGTH_BUCKET) * LENGTH_BUCKET, limit)
 
 
-def prefill_hidden(base: BaseModel, cache: TreeCache, tokens: torch.Tensor) -> torch.Tensor:
-    """Write int64 [B, P] tokens to slots 0..P-1 in chunks; return the last chunk's hidden states [B, chunk, H]."""
+def prefill_hidden(base: BaseModel, cache: TreeCache, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Write int64 [B, P] tokens to slots 0..P-1 in chunks; yield each chunk's hidden states [B, chunk, H]."""
     batch, total = tokens.shape
-    hidden = torch.empty(0)
     for start in range(0, total, PREFILL_CHUNK):
         piece = tokens[:, start : start + PREFILL_CHUNK]
         slots = torch.arange(start, start + piece.shape[1], device=tokens.device).expand(batch, -1)
@@ -128,5 +143,4 @@ def prefill_hidden(base: BaseModel, cache: TreeCache, tokens: torch.Tensor) -> t
         visible = start + piece.shape[1]
         cache.aim(slots, visible)
         mask = for_layers(base, row_mask(slots, lengths, causal, visible), slots, slots, lengths)
-        hidden = base.hidden_states(piece, slots, mask, cache)
-    return hidden
+        yield base.hidden_states(piece, slots, mask, cache)

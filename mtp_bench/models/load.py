@@ -16,6 +16,7 @@ from transformers.utils import logging
 
 from mtp_bench.errors import InputError
 from mtp_bench.files import sha256_file, sha256_json
+from mtp_bench.heads.detect import require_base_model
 from mtp_bench.models import aliases, attention, reference
 from mtp_bench.models.base import BaseModel
 
@@ -53,7 +54,7 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     source = _resolve(name)
     folder = Path(source)
     if folder.exists():
-        _refuse_heads(folder)
+        require_base_model(folder)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     config = _hub_call(AutoConfig.from_pretrained, source, name)
@@ -143,18 +144,6 @@ def _converted_gguf(path: Path) -> Path:
         reference.convert_gguf(path, scratch)
         scratch.rename(folder)
     return folder
-
-
-def _refuse_heads(folder: Path) -> None:
-    from mtp_bench.heads.detect import detect
-
-    found = detect(folder)
-    if found.kind == "medusa_heads":
-        raise InputError(
-            "these are Medusa heads, not a base model",
-            where=str(folder),
-            fix="give it as --heads, and the model the heads were trained for as --model",
-        )
 
 
 def _hub_call(function: Any, source: str, name: str, **arguments: Any) -> Any:

@@ -16,101 +16,13 @@ import numpy.typing as npt
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.growth import Growth, Path, grow_all
+from mtp_bench.search.curve import SPEED, TOKENS, Band, Curve, CurvePoint, NodeMargin, near_best
+from mtp_bench.search.growth import Growth, grow_all
 from mtp_bench.search.sources import Source
 from mtp_bench.topology import StaticTree
 
-SPEED = "speed"
-TOKENS = "tokens"
-BAND = 0.01  # "as good as the best" for people who prefer a smaller tree
-
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class CurvePoint:
-    """The best tree of one size and depth. Without a cost table the last three are None.
-
-    Args:
-        num_nodes: N.
-        depth: of the tree.
-        tokens_per_step: expected, averaged over all positions (replay is what to report).
-        step_ms: cost of a step of one sequence's batch.
-        tokens_per_s: of each sequence.
-        speedup: over plain decoding on the same cost envelope.
-    """
-
-    num_nodes: int
-    depth: int
-    tokens_per_step: float
-    step_ms: float | None = None
-    tokens_per_s: float | None = None
-    speedup: float | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """Every (N, depth) as columns, sorted by depth, then N; the first is N = 0. Costs are NaN where unknown."""
-
-    num_nodes: Ints
-    depth: Ints
-    tokens_per_step: Floats
-    step_ms: Floats
-    tokens_per_s: Floats
-    speedup: Floats
-
-    def __len__(self) -> int:
-        return len(self.num_nodes)
-
-    def __getitem__(self, index: int) -> CurvePoint:
-        costs = (self.step_ms[index], self.tokens_per_s[index], self.speedup[index])
-        known = [None if np.isnan(value) else float(value) for value in costs]
-        tokens = float(self.tokens_per_step[index])
-        return CurvePoint(int(self.num_nodes[index]), int(self.depth[index]), tokens, *known)
-
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """Name -> column, for CSV and plots."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
-    def best_by_size(self, objective: str = SPEED) -> list[CurvePoint]:
-        """For each N the point with the best objective."""
-        score = self.score(objective)
-        order = np.lexsort((self.depth, -score, self.num_nodes))
-        _, first = np.unique(self.num_nodes[order], return_index=True)
-        return [self[int(index)] for index in order[first]]
-
-    def score(self, objective: str) -> Floats:
-        """The column that is maximised; -inf where its cost is unknown."""
-        column = self.tokens_per_s if objective == SPEED else self.tokens_per_step
-        return np.where(np.isnan(column), -np.inf, column)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMargin:
-    """The marginal rule for one node: it pays if accepted with a probability of at least ``threshold``.
-
-    ``threshold = delta_ms * tokens_per_step / step_ms`` with the best tree's tokens and cost, ``delta_ms`` being what
-    the node adds to the step. None where the cost with it is unknown.
-    """
-
-    path: Path
-    value: float
-    delta_ms: float | None
-    threshold: float | None
-
-    @property
-    def pays(self) -> bool | None:
-        """Whether its value reaches the threshold."""
-        return None if self.threshold is None else self.value >= self.threshold
-
-
-@dataclass(frozen=True, slots=True)
-class Band:
-    """Sizes whose best speed is within 1% of the best, and the smallest tree among them."""
-
-    sizes: tuple[int, ...]
-    smallest: CurvePoint
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,8 +75,8 @@ class ExactResult:
             "do_not_speculate": self.do_not_speculate,
             "searched": {"max_nodes": self.max_nodes, "max_depth": self.max_depth, "points": len(self.curve)},
             "band": {"sizes": list(self.band.sizes), "smallest": asdict(self.band.smallest)},
-            "last_kept": _margin_document(self.last_kept),
-            "first_out": _margin_document(self.first_out),
+            "last_kept": self.last_kept.document() if self.last_kept else None,
+            "first_out": self.first_out.document() if self.first_out else None,
             "notes": list(self.notes),
         }
 
@@ -210,7 +122,7 @@ def exact_search(
         objective=objective,
         best=best,
         curve=curve,
-        band=_band(curve, objective),
+        band=near_best(curve, objective),
         last_kept=_last_kept(growth, best, steps),
         first_out=_first_out(growth, best, depth, steps),
         notes=tuple(notes),
@@ -287,14 +199,6 @@ def _curve(growth: Growth, max_nodes: int, steps: _StepCosts) -> Curve:
     return Curve(num_nodes, depth, tau, ms, 1e3 * tau / ms, tau * (ms[0] / ms))
 
 
-def _band(curve: Curve, objective: str) -> Band:
-    by_size = curve.best_by_size(objective)
-    scores = [point.tokens_per_s if objective == SPEED else point.tokens_per_step for point in by_size]
-    least = (1 - BAND) * max(score for score in scores if score is not None)
-    inside = [point for point, score in zip(by_size, scores, strict=True) if score is not None and score >= least]
-    return Band(tuple(point.num_nodes for point in inside), inside[0])
-
-
 def _last_kept(growth: Growth, best: CurvePoint, steps: _StepCosts) -> NodeMargin | None:
     if best.num_nodes == 0:
         return None
@@ -319,7 +223,3 @@ def _margin(growth: Growth, node: int, best: CurvePoint, other_ms: float | None,
         return NodeMargin(path, value, None, None)
     delta = other_ms - best.step_ms if sign > 0 else best.step_ms - other_ms
     return NodeMargin(path, value, delta, delta * best.tokens_per_step / best.step_ms)
-
-
-def _margin_document(margin: NodeMargin | None) -> dict[str, Any] | None:
-    return None if margin is None else {**asdict(margin), "path": list(margin.path), "pays": margin.pays}

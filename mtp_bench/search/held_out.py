@@ -13,8 +13,9 @@ from typing import Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.exact import SPEED, exact_search
-from mtp_bench.search.sources import TrieSource
+from mtp_bench.search.curve import SPEED
+from mtp_bench.search.exact import exact_search
+from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import Interval, RankTrace, interval_of, ratio_draws, replay
 from mtp_bench.trace.bootstrap import RESAMPLES

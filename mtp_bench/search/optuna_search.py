@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.exact import SPEED, ExactResult, exact_search
+from mtp_bench.search.curve import SPEED
+from mtp_bench.search.exact import ExactResult, exact_search
 from mtp_bench.search.growth import grow_all
-from mtp_bench.search.sources import Source, TrieSource
+from mtp_bench.search.sources import Source
+from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import RankTrace
 
 if TYPE_CHECKING:
-    import optuna
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial, Trial
 
 SAMPLED = "sampled"
 _STARTUP_TRIALS = 20
@@ -109,10 +111,11 @@ class _Problem:
     def parameters(self, num_nodes: int, depth: int, children: int) -> dict[str, int]:
         """Parameters of the best tree with the same limit of children at every depth."""
         caps = {f"children_{d}": children for d in range(1, self.max_depth + 1)}
-        return {"num_nodes": num_nodes, "depth": depth, **caps}
+        return {"num_nodes": max(num_nodes, 1), "depth": depth, **caps}
 
-    def suggest(self, trial: optuna.trial.Trial) -> tuple[int, int, list[int]]:
-        num_nodes = trial.suggest_int("num_nodes", 0, self.max_nodes)
+    def suggest(self, trial: Trial) -> tuple[int, int, list[int]]:
+        # What one node is worth falls with their number, hence the logarithm; depth 0 is no speculation.
+        num_nodes = trial.suggest_int("num_nodes", 1, max(self.max_nodes, 1), log=True)
         depth = trial.suggest_int("depth", 0, self.max_depth)
         caps = [trial.suggest_int(f"children_{d}", 1, self.most_children) for d in range(1, self.max_depth + 1)]
         return num_nodes, depth, caps
@@ -169,9 +172,10 @@ def optuna_search(
     exact = exact_search(
         source, cost, max_nodes=max_nodes, max_depth=max_depth, context=context, batch=batch, objective=objective
     )
-    problem = _Problem(source, cost, exact.max_nodes, exact.max_depth, context, batch, objective)
+    deepest = exact.max_depth if exact.max_nodes else 0
+    problem = _Problem(source, cost, exact.max_nodes, deepest, context, batch, objective)
     optuna = _import_optuna()
-    study = optuna.create_study(
+    study: Study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS),
         storage=storage,
@@ -183,7 +187,7 @@ def optuna_search(
     scored = {t.user_attrs["tree_id"]: t.user_attrs["result"] for t in study.trials if "tree_id" in t.user_attrs}
     done = sum(trial.state.is_finished() for trial in study.trials)
 
-    def objective_of(trial: optuna.trial.Trial) -> float:
+    def objective_of(trial: Trial) -> float:
         tree, tokens = problem.tree(*problem.suggest(trial))
         cached = tree.id in scored
         if not cached:
@@ -201,7 +205,7 @@ def optuna_search(
     return _result(study, problem, exact, seeded)
 
 
-def _import_optuna() -> ModuleType:
+def _import_optuna() -> Any:
     try:
         import optuna
     except ImportError as error:
@@ -210,7 +214,7 @@ def _import_optuna() -> ModuleType:
     return optuna
 
 
-def _enqueue(study: optuna.study.Study, problem: _Problem, exact: ExactResult) -> None:
+def _enqueue(study: Study, problem: _Problem, exact: ExactResult) -> None:
     best, widest = exact.best, problem.most_children
     longest = min(problem.max_depth, problem.max_nodes)
     for origin, parameters in (
@@ -221,7 +225,7 @@ def _enqueue(study: optuna.study.Study, problem: _Problem, exact: ExactResult) -
         study.enqueue_trial(parameters, user_attrs={"origin": origin})
 
 
-def _result(study: optuna.study.Study, problem: _Problem, exact: ExactResult, seeded: bool) -> OptunaResult:
+def _result(study: Study, problem: _Problem, exact: ExactResult, seeded: bool) -> OptunaResult:
     finished = [trial for trial in study.trials if "cached" in trial.user_attrs and trial.state.is_finished()]
     records = tuple(_record(trial) for trial in finished)
     best = max(records, key=lambda record: (record.value, -record.number))
@@ -231,7 +235,7 @@ def _result(study: optuna.study.Study, problem: _Problem, exact: ExactResult, se
     return OptunaResult(records, best, tree, exact, seeded)
 
 
-def _record(trial: optuna.trial.FrozenTrial) -> OptunaTrial:
+def _record(trial: FrozenTrial) -> OptunaTrial:
     value, step_ms, tokens = trial.user_attrs["result"]
     num_nodes, depth = trial.user_attrs["shape"]
     return OptunaTrial(

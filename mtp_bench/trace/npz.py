@@ -29,7 +29,7 @@ def npz_bytes(arrays: Mapping[str, npt.NDArray[Any]]) -> bytes:
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, array in arrays.items():
             member = io.BytesIO()
-            np.lib.format.write_array(member, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+            np.lib.format.write_array(member, np.asarray(array, order="C"), version=(1, 0), allow_pickle=False)
             info = zipfile.ZipInfo(f"{name}.npy", date_time=_ZIP_EPOCH)
             info.create_system = _UNIX
             info.external_attr = 0o644 << 16
@@ -50,9 +50,10 @@ def read_npz(path: Path) -> dict[str, npt.NDArray[Any]]:
         InputError: missing, not a zip of arrays, cut short, or holding pickled objects (never loaded).
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InputError("a single array, not a .npz archive", where=str(path), fix="record the run again")
+        loaded = np.load(path, allow_pickle=False)
+        if not isinstance(loaded, np.lib.npyio.NpzFile):
+            raise ValueError("a single array")
+        with loaded as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise InputError("no such file", where=str(path), fix="check the path") from error

@@ -1,0 +1,172 @@
+"""``mtp-bench bench``: decode for real, interleaved with the baselines, and hold the prediction against it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mtp_bench.cli import options
+
+if TYPE_CHECKING:
+    from mtp_bench.runs import RunFolder
+
+
+def bench(
+    profile: options.Profile = None,
+    topology: options.Topologies = None,
+    model: Annotated[str | None, typer.Option("--model", help="The run's model when left out.")] = None,
+    heads: options.Heads = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Prompts to decode, balanced by category.")] = 27,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded by each arm.")] = 2,
+    hf: Annotated[bool, typer.Option("--hf/--no-hf", help="Also time Hugging Face generate.")] = True,
+    fail_under: Annotated[
+        float | None, typer.Option(help="Exit with code 3 if the best tree's speedup is below this.")
+    ] = None,
+    device: options.Device = "auto",
+    attention: Annotated[str | None, typer.Option("--attention", help="The run's when left out.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="The run's when left out.")] = None,
+    seed: options.Seed = 0,
+    json_output: options.Json = False,
+) -> None:
+    """Decode a run's prompts with the winning tree (or --topology ...), the N = 0 baseline and Hugging Face generate."""
+    from mtp_bench.cli.loading import load_base, load_medusa
+    from mtp_bench.cli.output import emit_json
+    from mtp_bench.runs import open_run
+    from mtp_bench.topology import resolve
+
+    run = open_run(profile)
+    manifest = run.read_manifest()
+    specs = list(topology or [str(run.topology)])
+    trees = {_label(spec, run): resolve(spec) for spec in specs}
+    facts = manifest["model"]
+    base = load_base(
+        model or facts["name"], dtype=dtype or _short(facts["dtype"]), device=device,
+        attention=attention or facts["attention"], seed=seed,
+    )  # fmt: skip
+    medusa, _ = load_medusa(heads, base)
+    document = bench_run(run, base, medusa, trees, limit=limit, repeats=repeats, hf=hf, seed=seed)
+    print_bench(document)
+    if json_output:
+        emit_json(document)
+    check_bench(document, fail_under)
+
+
+def bench_run(
+    run: RunFolder, base: Any, medusa: Any, trees: Any, *, limit: int, repeats: int, hf: bool, seed: int
+) -> dict[str, Any]:
+    """Bench ``trees`` on a run's prompts; writes bench.csv and bench.json; return the document."""
+    import torch
+
+    from mtp_bench.cost import CostTable
+    from mtp_bench.decode.bench import run_bench
+    from mtp_bench.files import write_json
+    from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
+    from mtp_bench.profile.environment import environment, model_facts, timestamp
+    from mtp_bench.profile.run import load_answers
+    from mtp_bench.progress import progress
+    from mtp_bench.trace import RankTrace
+
+    trace = RankTrace.load(run.trace)
+    chosen = choose_prompts(trace, limit)
+    answers = [load_answers(run, trace)[index] for index in chosen]
+    context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
+    cost = CostTable.from_csv(run.cost) if run.cost.exists() else None
+    predictor = Predictor(trace.select(chosen), cost, context)
+    arms = 1 + hf + len(trees)
+    before = 0
+    with progress("bench", arms * len(answers) * repeats, "answers") as advance:
+
+        def on_progress(done: int, planned: int) -> None:
+            nonlocal before
+            advance(done - before)
+            before = done
+
+        rows = run_bench(
+            base, medusa, trees, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress
+        )
+    document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
+    document |= {
+        "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
+        "model": model_facts(base), "environment": environment(base.device),
+    }  # fmt: skip
+    write_bench_csv(run.bench_csv, rows, trees, predictor)
+    write_json(run.bench_json, document)
+    return document
+
+
+def choose_prompts(trace: Any, limit: int) -> list[int]:
+    """Indices of ``limit`` answers of at least 16 tokens, round-robin over categories, in trace order."""
+    by_category: dict[str, list[int]] = {}
+    for index, (category, length) in enumerate(zip(trace.categories, trace.prompt_lengths.tolist(), strict=True)):
+        if length >= 16:
+            by_category.setdefault(category, []).append(index)
+    queues = [list(reversed(indices)) for indices in by_category.values()]
+    chosen: list[int] = []
+    while len(chosen) < limit and any(queues):
+        for queue in queues:
+            if queue and len(chosen) < limit:
+                chosen.append(queue.pop())
+    return sorted(chosen)
+
+
+def print_bench(document: dict[str, Any]) -> None:
+    """The table for people."""
+    for label, arm in document["baseline"].items():
+        name = "baseline: this engine, N = 0" if label == "engine" else "baseline: Hugging Face generate"
+        text = f"{name}: {arm['tokens_per_s']:.2f} tokens/s, step {arm['step_ms']:.2f} ms"
+        if arm["predicted_tokens_per_s"]:
+            text += f", predicted {arm['predicted_tokens_per_s']:.2f} ({100 * arm['prediction_error']:+.1f}%)"
+        if "speedup_over_hf" in arm:
+            text += f", {_ratio(arm['speedup_over_hf'])} of generate's speed"
+        typer.echo(text)
+    for tree in document["trees"]:
+        text = (
+            f"{tree['tree']} ({tree['num_nodes']} nodes): {tree['tokens_per_s']:.2f} tokens/s, "
+            f"{tree['tokens_per_step']:.3f} tokens_per_step, step {tree['step_ms']:.2f} ms"
+        )
+        if tree["predicted_tokens_per_s"]:
+            text += f", predicted {tree['predicted_tokens_per_s']:.2f} ({100 * tree['prediction_error']:+.1f}%)"
+        typer.echo(text)
+        text = f"  speedup {_ratio({'value': tree['speedup'], 'ci': tree['speedup_ci']})} over this engine at N = 0"
+        if "speedup_over_hf" in tree:
+            text += f", {_ratio(tree['speedup_over_hf'])} over Hugging Face generate"
+        typer.echo(text)
+        typer.echo(
+            f"  {'lossless' if tree['lossless'] else 'NOT LOSSLESS'}: {tree['divergences']} of {tree['runs']} runs "
+            f"diverge, {tree['divergences_at_near_ties']} of them at a near-tie"
+        )
+
+
+def check_bench(document: dict[str, Any], fail_under: float | None) -> None:
+    """Raise CheckFailed when a tree is not lossless, or none reaches ``fail_under``."""
+    from mtp_bench.errors import CheckFailed
+
+    broken = [tree["tree"] for tree in document["trees"] if not tree["lossless"]]
+    if broken:
+        raise CheckFailed(
+            f"output differs from plain greedy decoding beyond near-ties: {', '.join(broken)}",
+            where="bench",
+            fix="see first_divergence in bench.csv; try --dtype fp32, where output must be identical",
+        )
+    best = max((tree["speedup"] for tree in document["trees"]), default=0.0)
+    if fail_under is not None and best < fail_under:
+        raise CheckFailed(f"the best tree's speedup is {best:.3f}x", where=f"--fail-under {fail_under}")
+
+
+def _ratio(ratio: dict[str, Any]) -> str:
+    interval = f" [{ratio['ci'][0]:.3f}, {ratio['ci'][1]:.3f}]" if ratio["ci"] else ""
+    return f"{ratio['value']:.3f}x{interval}"
+
+
+def _label(spec: str, run: RunFolder) -> str:
+    from pathlib import Path
+
+    path = Path(spec)
+    if path == run.topology:
+        return "winner"
+    return path.stem if path.suffix == ".json" else spec
+
+
+def _short(dtype: str) -> str:
+    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)

@@ -1,0 +1,80 @@
+"""Loading a base model and its heads as the common options name them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mtp_bench.errors import InputError
+from mtp_bench.progress import say, warn
+
+if TYPE_CHECKING:
+    from mtp_bench.heads.base import HeadsInfo
+    from mtp_bench.heads.medusa import MedusaHeads
+    from mtp_bench.models.base import BaseModel
+
+
+def load_base(
+    model: str, *, dtype: str = "auto", device: str = "auto", attention: str = "auto", load_format: str = "auto",
+    seed: int = 0,
+) -> BaseModel:  # fmt: skip
+    """Load the base model and say what ``auto`` picked."""
+    from mtp_bench.models.load import LoadOptions, load_base_model
+
+    if load_format not in ("auto", "dummy"):
+        raise InputError(f"unknown load format {load_format!r}", where="--load-format", fix="use auto or dummy")
+    base = load_base_model(model, LoadOptions(dtype, device, attention, load_format == "dummy", seed))
+    picked = str(base.dtype).removeprefix("torch.")
+    say(f"base model {base.name}: {base.num_parameters / 1e6:.0f}M parameters, {picked} on {base.device}, {base.attention}")
+    return base
+
+
+def find_heads(heads: str | None, model: str) -> Path:
+    """The heads' folder or file.
+
+    Raises:
+        InputError: none named and none shipped, or the name is unknown.
+    """
+    from mtp_bench.heads.shipped import default_heads_for, shipped_heads, shipped_names
+
+    name = heads or default_heads_for(model)
+    if name is None:
+        raise InputError(
+            f"no heads are shipped for {model}", where="--heads", fix="name a folder with Medusa heads, or train some"
+        )
+    if Path(name).exists():
+        return Path(name)
+    shipped = shipped_heads(name)
+    if shipped is None:
+        raise InputError(
+            "no such folder, and no shipped heads of that name",
+            where=f"--heads {name}",
+            fix=f"shipped: {', '.join(shipped_names()) or 'none'}",
+        )
+    return shipped
+
+
+def load_medusa(heads: str | None, base: BaseModel) -> tuple[MedusaHeads, HeadsInfo]:
+    """Load heads for ``base``; warnings go to stderr and stay in the returned info."""
+    from mtp_bench.heads.base import BaseFacts
+    from mtp_bench.heads.checkpoint import load_heads
+    from mtp_bench.heads.medusa import MedusaHeads
+    from mtp_bench.models.aliases import hub_id
+
+    path = find_heads(heads, base.name)
+    hub = hub_id(base.name)
+    facts = BaseFacts(
+        hidden_size=base.hidden_size,
+        vocab_size=base.vocab_size,
+        name=base.name,
+        lm_head_weight=lambda: base.lm_head_weight,
+        aliases=(hub, base.source) if hub else (base.source,),
+        weights_hash=base.sha256,
+    )
+    loaded = load_heads(path, base=facts, dtype=base.dtype, device=base.device)
+    assert isinstance(loaded.heads, MedusaHeads)
+    info = loaded.info
+    say(f"heads {path.name}: {info.num_heads} heads, {info.layout} layout, {info.bytes / 1e6:.1f} MB")
+    for warning in loaded.warnings:
+        warn(warning)
+    return loaded.heads, info

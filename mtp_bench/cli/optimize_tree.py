@@ -1,0 +1,150 @@
+"""``mtp-bench optimize-tree``: the fastest tree for a run's acceptance rates and costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mtp_bench.cli import options
+
+if TYPE_CHECKING:
+    from mtp_bench.cli.acceptance import Measured
+    from mtp_bench.search.exact import NodeMargin
+    from mtp_bench.search.optimize import Optimization
+
+
+def optimize_tree(
+    profile: options.Profile = None,
+    budget: Annotated[int, typer.Option(min=0, help="Most nodes (root excluded).")] = 63,
+    max_depth: Annotated[int | None, typer.Option(min=0, help="Deepest tree; the heads' depth when left out.")] = None,
+    objective: Annotated[
+        str | None, typer.Option(help="speed (default where a cost is known) or tokens (longest expected step).")
+    ] = None,
+    acceptance: Annotated[
+        Path | None, typer.Option(help="Acceptance table (JSON with a kind, or acceptance.csv) in place of a trace.")
+    ] = None,
+    cost: Annotated[Path | None, typer.Option(help="Cost table (CSV: rows, median_ms, ...) in place of the run's.")] = None,
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="Cached tokens to take costs at; the run's mean if left out.")
+    ] = None,
+    batch: options.Batch = 1,
+    trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
+    unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
+    storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
+    seed: options.Seed = 0,
+    out: Annotated[Path | None, typer.Option("--out", help="Topology file; topology.json in the run if left out.")] = None,
+    json_output: options.Json = False,
+) -> None:
+    """Find the tree of at most --budget nodes with the highest predicted speed; exact, with Optuna beside it."""
+    from mtp_bench.cli.acceptance import read_measured
+    from mtp_bench.cli.output import emit_json
+
+    measured = read_measured(profile, acceptance, cost)
+    place = context if context is not None else measured.mean_context if cost is None else None
+    found, document = search_and_write(
+        measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batch, trials=trials,
+        seeded=not unseeded, storage=storage, seed=seed, out=out,
+    )  # fmt: skip
+    if json_output:
+        emit_json(document)
+
+
+def search_and_write(
+    measured: Measured, *, out: Path | None = None, objective: str | None = None, trials: int = 100, **wanted: Any
+) -> tuple[Optimization, dict[str, Any]]:
+    """Search, print, and write topology.json and (in a run folder) optimize.json."""
+    from mtp_bench.files import write_json
+    from mtp_bench.progress import progress
+    from mtp_bench.search.optimize import OptimizeOptions, optimize
+
+    chosen = objective or ("speed" if measured.cost is not None else "tokens")
+    with progress("optuna", max(trials, 1), "trials") as advance:
+        found = optimize(
+            measured.acceptance,
+            measured.cost,
+            OptimizeOptions(objective=chosen, trials=trials, **wanted),
+            on_trial=lambda _: advance(1),
+        )
+    document = found.document()
+    topology = out or (measured.run.topology if measured.run else None)
+    if topology is not None:
+        _write_topology(topology, found, measured)
+        document["topology"] = str(topology)
+    if measured.run is not None:
+        write_json(measured.run.optimize, {"schema": "mtp-bench/optimize", "version": 1, **document})
+    _print(found, document)
+    return found, document
+
+
+def _write_topology(path: Path, found: Optimization, measured: Measured) -> None:
+    from mtp_bench.topology import TopologyDocument
+
+    winner = found.winner
+    expected: dict[str, Any] = {"acceptance_length_incl_bonus": round(winner.tokens_per_step, 6)}
+    if winner.tokens_per_step_ci:
+        expected["acceptance_length_ci95"] = [round(value, 6) for value in winner.tokens_per_step_ci]
+    if winner.speedup_predicted is not None and winner.step_ms is not None and winner.tokens_per_s is not None:
+        expected["step_seconds"] = {"predicted": winner.step_ms / 1e3}
+        expected["tokens_per_second"] = winner.tokens_per_s
+        expected["speedup_vs_autoregressive"] = winner.speedup_predicted
+    limits = {"max_nodes": found.exact.max_nodes, "max_depth": found.exact.max_depth}
+    TopologyDocument(found.tree, "medusa", expected, measured.provenance, limits).write(path)
+
+
+def _print(found: Optimization, document: dict[str, Any]) -> None:
+    from mtp_bench.topology import draw
+
+    exact, winner = found.exact, found.winner
+    growth = exact.growth
+    nodes = growth.order(exact.best.depth)[: exact.best.num_nodes]
+    values = {growth.path(int(node)): float(growth.value[node]) for node in nodes}
+    if exact.do_not_speculate:
+        typer.echo("do not speculate: plain decoding is the fastest on these costs (no tree reaches 1.00x)")
+    else:
+        typer.echo(draw(found.tree, values))
+        typer.echo(f"best tree: {_figures(winner)}")
+    small = found.smallest
+    if small.num_nodes != winner.num_nodes:
+        sizes = exact.band.sizes
+        typer.echo(f"within 1% of it: {sizes[0]} to {sizes[-1]} nodes; the smallest: {_figures(small)}")
+    for label, margin in (("last node kept", exact.last_kept), ("first node left out", exact.first_out)):
+        if margin is not None:
+            typer.echo(f"{label}: {_marginal(margin)}")
+    if found.held_out is not None:
+        held = found.held_out
+        line = (
+            f"held out (chosen on one half of the prompts, replayed on the other): {held.held_out_tokens_per_step:.3f} "
+            f"tokens_per_step against {held.train_tokens_per_step:.3f} on its own half"
+        )
+        typer.echo(line + (f"; speedup {held.held_out_speedup:.3f}x" if held.held_out_speedup else ""))
+    if found.optuna is not None:
+        study, result = document["optuna"], found.optuna
+        typer.echo(
+            f"optuna: {study['num_trials']} trials{'' if study['seeded'] else ' unseeded'}, best {result.best.num_nodes} "
+            f"nodes, {100 * result.gap:.2f}% below the exact optimum (found by: {result.best.origin})"
+        )
+    for note in dict.fromkeys([*exact.notes, *winner.notes]):
+        typer.echo(f"note: {note}")
+    if "topology" in document:
+        typer.echo(f"topology: {document['topology']}")
+
+
+def _figures(one: Any) -> str:
+    text = f"{one.num_nodes} nodes, depth {one.depth}, {one.tokens_per_step:.3f} tokens_per_step"
+    if one.tokens_per_step_ci:
+        text += f" [{one.tokens_per_step_ci[0]:.3f}, {one.tokens_per_step_ci[1]:.3f}]"
+    if one.speedup_predicted is not None:
+        text += f", step {one.step_ms:.2f} ms, {one.tokens_per_s:.1f} tokens/s, predicted {one.speedup_predicted:.3f}x"
+        if one.speedup_predicted_ci:
+            text += f" [{one.speedup_predicted_ci[0]:.3f}, {one.speedup_predicted_ci[1]:.3f}]"
+    return text
+
+
+def _marginal(margin: NodeMargin) -> str:
+    text = f"{list(margin.path)} accepted with probability {margin.value:.4f}"
+    if margin.threshold is None or margin.delta_ms is None:
+        return text
+    verdict = "pays" if margin.pays else "does not pay"
+    return f"{text}; it adds {margin.delta_ms:.3f} ms, so it needs {margin.threshold:.4f}: {verdict}"

@@ -1,0 +1,35 @@
+"""Options that mean the same in every command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str, typer.Option("--model", help="Base model: alias (vicuna-7b, smollm2-135m), hub id, folder or GGUF file.")
+]
+Heads = Annotated[
+    str | None, typer.Option("--heads", help="Heads: folder or shipped name; the model's shipped heads when left out.")
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option("--prompts", help="Prompt file (Spec-Bench, ShareGPT, JSONL or text); the shipped ones if left out."),
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only so many prompts, balanced by category.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens to emit per answer at most.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Attention = Annotated[str, typer.Option("--attention", help="auto, grouped_sdpa, sdpa or eager.")]
+LoadFormat = Annotated[str, typer.Option("--load-format", help="auto, or dummy for random weights (costs only).")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Feed prompts as plain text, without a chat template.")]
+Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line of stdout.")]
+Profile = Annotated[str | None, typer.Option("--profile", help="Run folder or trace.npz; the newest run if left out.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Sequences decoded together.")]
+Topologies = Annotated[
+    list[str] | None,
+    typer.Option("--topology", help="A file, a shipped name, chain:4 or none; may repeat."),
+]

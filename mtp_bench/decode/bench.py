@@ -1,0 +1,192 @@
+"""Real decoding, interleaved prompt by prompt: the baseline, Hugging Face ``generate``, and trees.
+
+Every arm decodes the same prompts to the same number of tokens; tokens are counted by id in all arms; decode time runs
+from the first token emitted to the last, so prefill is apart.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from mtp_bench.decode.answers import Answer
+from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.generate import Decoder, Generation, Request
+from mtp_bench.decode.teacher import forward
+from mtp_bench.heads.base import Heads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.topology import StaticTree
+
+ENGINE_BASELINE = "baseline:engine"
+HF_BASELINE = "baseline:hf-generate"
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One prompt decoded once by one arm.
+
+    Attributes:
+        first_divergence: index of the first token that differs from the engine baseline's, None when all agree.
+        tie: at that place the top two logits were a near-tie, so rounding explains it.
+    """
+
+    arm: str
+    prompt_id: str
+    category: str
+    repeat: int
+    tokens: int
+    steps: int
+    prefill_s: float
+    decode_s: float
+    first_divergence: int | None
+    tie: bool
+
+    @property
+    def tokens_in_steps(self) -> int:
+        """Tokens emitted while ``decode_s`` ran: all but the first."""
+        return self.tokens - 1
+
+
+Arm = Callable[[Answer], Generation]
+
+
+def run_bench(
+    base: BaseModel,
+    heads: Heads | None,
+    trees: Mapping[str, StaticTree],
+    answers: Sequence[Answer],
+    *,
+    repeats: int = 3,
+    with_hf: bool = True,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[BenchRow]:
+    """Decode every answer's prompt with every arm, in a new random order of arms for each prompt and repeat.
+
+    The first prompt is decoded once by each arm beforehand, uncounted, as warm-up.
+    """
+    arms = _arms(base, heads, trees, answers, with_hf)
+    for arm in arms.values():
+        arm(answers[0])
+    order = np.random.default_rng(seed)
+    planned, done = repeats * len(answers) * len(arms), 0
+    rows: list[BenchRow] = []
+    names = list(arms)
+    for repeat in range(repeats):
+        for answer in answers:
+            outcome: dict[str, Generation] = {}
+            for index in order.permutation(len(names)):
+                outcome[names[index]] = arms[names[index]](answer)
+                done += 1
+                if on_progress is not None:
+                    on_progress(done, planned)
+            rows += [_row(base, name, repeat, answer, outcome) for name in names]
+    return rows
+
+
+def _arms(
+    base: BaseModel, heads: Heads | None, trees: Mapping[str, StaticTree], answers: Sequence[Answer], with_hf: bool
+) -> dict[str, Arm]:
+    longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
+    widest = max([tree.rows for tree in trees.values()], default=1)
+    # One cache for all arms: the memory of the largest, and no arm profits from a warmer one.
+    cache = TreeCache.allocate(base, batch=1, length=longest + widest)
+
+    def engine(tree: StaticTree) -> Arm:
+        decoder = Decoder(base, heads if tree.num_nodes else None, tree, max_length=longest, cache=cache)
+        return lambda answer: next(iter(decoder.run([_request(answer)])))
+
+    arms: dict[str, Arm] = {ENGINE_BASELINE: engine(StaticTree(()))}
+    if with_hf:
+        arms[HF_BASELINE] = lambda answer: hf_generate(base, _request(answer))
+    return arms | {name: engine(tree) for name, tree in trees.items()}
+
+
+def _request(answer: Answer) -> Request:
+    return Request(answer.id, answer.prompt, len(answer.tokens))
+
+
+@torch.inference_mode()
+def hf_generate(base: BaseModel, request: Request) -> Generation:
+    """Decode with Hugging Face ``generate`` (greedy, its default cache, its stock SDPA attention)."""
+    clock = _TokenClock()
+    ours = base.attention
+    if ours != "eager":
+        base.model.set_attn_implementation("sdpa")
+    try:
+        tokens = torch.tensor([request.prompt], device=base.device)
+        start = time.perf_counter()
+        output: Any = base.model.generate(
+            tokens,
+            attention_mask=torch.ones_like(tokens),
+            max_new_tokens=request.max_new_tokens,
+            do_sample=False,
+            stopping_criteria=[clock],
+            pad_token_id=next(iter(base.eos_ids), 0),
+        )
+        emitted = output[0, len(request.prompt) :].tolist()
+    finally:
+        base.model.set_attn_implementation(ours)
+    return Generation(
+        request,
+        tokens=emitted,
+        accepted=[0] * (len(emitted) - 1),
+        prefill_s=clock.times[0] - start,
+        decode_s=clock.times[-1] - clock.times[0],
+        stopped_by="hf",
+    )
+
+
+class _TokenClock:
+    """A stopping criterion that stops nothing and notes when each token came."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        # Reading a value waits for the device, which generate itself does at every token.
+        input_ids[0, -1].item()
+        self.times.append(time.perf_counter())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def _row(base: BaseModel, name: str, repeat: int, answer: Answer, outcome: Mapping[str, Generation]) -> BenchRow:
+    generation, reference = outcome[name], outcome[ENGINE_BASELINE]
+    divergence = first_divergence(generation.tokens, reference.tokens)
+    return BenchRow(
+        name,
+        answer.id,
+        answer.category,
+        repeat,
+        len(generation.tokens),
+        generation.steps,
+        generation.prefill_s,
+        generation.decode_s,
+        divergence,
+        divergence is not None and is_near_tie(base, answer.prompt, reference.tokens, divergence),
+    )
+
+
+def first_divergence(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+    """Index of the first difference (a missing token counts), None when equal."""
+    if list(tokens) == list(reference):
+        return None
+    shared = min(len(tokens), len(reference))
+    return next((i for i in range(shared) if tokens[i] != reference[i]), shared)
+
+
+@torch.inference_mode()
+def is_near_tie(base: BaseModel, prompt: Sequence[int], tokens: Sequence[int], index: int) -> bool:
+    """Whether the top two logits after ``prompt + tokens[:index]`` differ by no more than rounding can explain.
+
+    The threshold is four units in the last place of the top logit in the model's dtype.
+    """
+    text = torch.tensor([[*prompt, *tokens[:index]]], device=base.device)
+    top = base.logits(forward(base, text)[:, -1]).float().topk(2).values[0]
+    epsilon = torch.finfo(base.dtype).eps
+    return bool(top[0] - top[1] <= 4 * epsilon * top[0].abs().clamp(min=1.0))

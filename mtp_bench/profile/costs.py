@@ -1,0 +1,226 @@
+"""The cost sweep: what a step over n rows takes on this device, and apart from it what drafting takes.
+
+Protocol (see DESIGN section 8): every cell is warmed up first; then all cells are timed in rounds, each round in a new
+random order, so that drift of clocks and load hits all alike; the median is quoted with its quartiles. A timed verify
+call is all of a step but its draft: masks, forward pass, acceptance, cache move, and the copy to the host.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from mtp_bench.cost import CostPoint
+from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.step import TreeStepper
+from mtp_bench.decode.tree import TreeTensors
+from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.profile.environment import device_name
+from mtp_bench.topology import StaticTree
+from mtp_bench.topology.shapes import typical_tree
+
+# Both sides of where kernels usually change their tiling.
+LIKELY_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 80, 96, 128, 129, 192, 256, 257)
+UNSTABLE_SPREAD = 0.5
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """What to measure.
+
+    Attributes:
+        rows: rows per sequence, 1 = plain decoding.
+        contexts: cached tokens.
+        batch: sequences.
+        rounds: timings per cell.
+        max_seconds: stop after the round in which this has passed.
+        draft_top_k: tokens taken per head.
+    """
+
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...] = (128, 512)
+    batch: int = 1
+    rounds: int = 20
+    max_seconds: float = 600.0
+    draft_top_k: int = 10
+    seed: int = 0
+
+
+def default_rows(max_rows: int) -> tuple[int, ...]:
+    """Row counts up to ``max_rows``, and the next one past it, so that the largest tree is bracketed."""
+    chosen = [rows for rows in LIKELY_ROWS if rows <= max_rows]
+    beyond = [rows for rows in LIKELY_ROWS if rows > max_rows][:1]
+    return tuple(sorted({*chosen, max_rows, *beyond}))
+
+
+@dataclass
+class _Cell:
+    """One thing to time. ``call`` runs it once; ``check`` says whether its numbers are finite."""
+
+    point: CostPoint
+    call: Callable[[], object]
+    finite: Callable[[], bool]
+    timings_ms: list[float] = field(default_factory=list)
+    status: str = "ok"
+
+
+def sweep_costs(
+    base: BaseModel,
+    heads: MedusaHeads | None,
+    options: SweepOptions,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[CostPoint]:
+    """Measure verify costs for every (rows, context) and draft costs for every depth.
+
+    A cell that runs out of memory or gives non-finite numbers is marked and left out; the sweep goes on.
+
+    Args:
+        on_progress: called with (timings done, timings planned).
+    """
+    cells = [*_verify_cells(base, heads, options), *_draft_cells(base, heads, options)]
+    return time_cells(cells, base.device, options, on_progress)
+
+
+def time_cells(
+    cells: Sequence[_Cell],
+    device: torch.device,
+    options: SweepOptions,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[CostPoint]:
+    """Warm up and time ``cells`` in interleaved random order."""
+    for cell in cells:
+        _guarded(cell, lambda cell=cell: _warm_up(cell, device))  # type: ignore[misc]
+    order = np.random.default_rng(options.seed)
+    planned, done = options.rounds * len(cells), 0
+    start = time.perf_counter()
+    for _ in range(options.rounds):
+        for index in order.permutation(len(cells)):
+            cell = cells[index]
+            if cell.status == "ok":
+                _guarded(cell, lambda cell=cell: cell.timings_ms.append(_time_ms(cell, device)))  # type: ignore[misc]
+            done += 1
+            if on_progress is not None:
+                on_progress(done, planned)
+        if time.perf_counter() - start > options.max_seconds:
+            break
+    return [_point(cell) for cell in cells]
+
+
+def _guarded(cell: _Cell, action: Callable[[], object]) -> None:
+    """Run ``action``; running out of memory ends the cell, not the sweep."""
+    try:
+        action()
+    except MemoryError:
+        cell.status = "oom"
+    except RuntimeError as error:
+        # The CPU allocator raises a plain RuntimeError.
+        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error).lower():
+            raise
+        cell.status = "oom"
+    if cell.status == "oom" and torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def _warm_up(cell: _Cell, device: torch.device, *, times: int = 3) -> None:
+    for _ in range(times):
+        _time_ms(cell, device)
+    if not cell.finite():
+        cell.status = "nan"
+
+
+def _time_ms(cell: _Cell, device: torch.device) -> float:
+    _synchronize(device)
+    start = time.perf_counter()
+    cell.call()
+    _synchronize(device)
+    return 1e3 * (time.perf_counter() - start)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _point(cell: _Cell) -> CostPoint:
+    from dataclasses import replace
+
+    if cell.status != "ok" or not cell.timings_ms:
+        return replace(cell.point, status=cell.status if cell.status != "ok" else "unstable")
+    low, median, high = (float(value) for value in np.percentile(cell.timings_ms, [25, 50, 75]))
+    status = "unstable" if (high - low) > UNSTABLE_SPREAD * median else "ok"
+    return replace(
+        cell.point, median_ms=median, low_ms=low, high_ms=high, n=len(cell.timings_ms), status=status
+    )
+
+
+def _verify_cells(base: BaseModel, heads: MedusaHeads | None, options: SweepOptions) -> Iterable[_Cell]:
+    depth = heads.num_heads if heads is not None else 4
+    length = max(options.contexts) + max(options.rows)
+    cache = _filled_cache(base, options.batch, length, options.seed)
+    for rows in options.rows:
+        tree = typical_tree(rows - 1, depth=depth, top_k=max(options.draft_top_k, rows))
+        for context in options.contexts:
+            yield _verify_cell(base, cache, tree, rows, context, options.batch)
+
+
+def _filled_cache(base: BaseModel, batch: int, length: int, seed: int) -> TreeCache:
+    cache = TreeCache.allocate(base, batch=batch, length=length)
+    torch.manual_seed(seed)
+    cache.data.normal_(std=0.1)
+    return cache
+
+
+def _verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int, context: int, batch: int) -> _Cell:
+    tensors = TreeTensors.build(tree, base.device, rows=rows)
+    stepper = TreeStepper(base, None, TreeTensors.build(StaticTree(()), base.device), cache)
+    generator = torch.Generator().manual_seed(rows)
+    tokens = torch.randint(0, base.vocab_size, (batch, rows), generator=generator).to(base.device)
+    stepper.set_rows(tensors, tokens)
+
+    @torch.inference_mode()
+    def call() -> object:
+        stepper.lengths.fill_(context)
+        return stepper.advance(context)[0].tolist()
+
+    @torch.inference_mode()
+    def finite() -> bool:
+        stepper.lengths.fill_(context)
+        hidden, _ = stepper.verify(context)
+        return bool(torch.isfinite(base.logits(hidden)).all())
+
+    return _Cell(_named(base, component="verify", batch=batch, rows=rows, context=context), call, finite)
+
+
+def _draft_cells(base: BaseModel, heads: MedusaHeads | None, options: SweepOptions) -> Iterable[_Cell]:
+    if heads is None:
+        return
+    generator = torch.Generator().manual_seed(options.seed)
+    hidden = torch.randn(options.batch, base.hidden_size, generator=generator).to(base.device, base.dtype)
+    context = min(options.contexts)
+    for depth in range(1, heads.num_heads + 1):
+        tree = typical_tree(4 * depth, depth=depth, top_k=options.draft_top_k)
+        stepper = TreeStepper(
+            base, heads, TreeTensors.build(tree, base.device), TreeCache.allocate(base, batch=options.batch, length=1)
+        )
+
+        @torch.inference_mode()
+        def call(stepper: TreeStepper = stepper) -> object:
+            return stepper.draft(slice(None), hidden)
+
+        @torch.inference_mode()
+        def finite(depth: int = depth) -> bool:
+            return bool(torch.isfinite(heads.all_logits(hidden, depth)).all())
+
+        point = _named(base, component="draft", batch=options.batch, context=context, depth=depth)
+        yield _Cell(point, call, finite)
+
+
+def _named(base: BaseModel, **place: object) -> CostPoint:
+    dtype = str(base.dtype).removeprefix("torch.")
+    return CostPoint(device=device_name(base.device), dtype=dtype, **place)  # type: ignore[arg-type]

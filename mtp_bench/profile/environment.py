@@ -1,0 +1,72 @@
+"""Fingerprint of the machine and software that numbers were measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from datetime import datetime, timezone
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from mtp_bench import __version__
+from mtp_bench.models.base import BaseModel
+
+PACKAGES = ("torch", "transformers", "numpy", "safetensors")
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """Device, cores, threads, load and versions."""
+    facts: dict[str, Any] = {
+        "device": device_name(device),
+        "device_type": device.type,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        "mtp_bench": __version__,
+        **{name: metadata.version(name) for name in PACKAGES},
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "cuda": torch.version.cuda,
+            "device_memory_bytes": properties.total_memory,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+        }
+    return facts
+
+
+def device_name(device: torch.device) -> str:
+    """Marketing name of the device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as stream:
+            names = [line.split(":", 1)[1].strip() for line in stream if line.startswith("model name")]
+        return names[0] if names else platform.processor() or platform.machine()
+    except OSError:
+        return platform.processor() or platform.machine()
+
+
+def model_facts(base: BaseModel) -> dict[str, Any]:
+    """What base model was measured, and what ``auto`` picked."""
+    return {
+        "name": base.name,
+        "source": base.source if base.source == "dummy" or "/" not in base.source else os.path.basename(base.source),
+        "sha256": base.sha256,
+        "dtype": str(base.dtype).removeprefix("torch."),
+        "device": str(base.device),
+        "attention": base.attention,
+        "parameters": base.num_parameters,
+        "weight_bytes": base.weight_bytes,
+        "layers": base.num_layers,
+        "kv_bytes_per_token": base.kv_bytes_per_token,
+    }
+
+
+def timestamp() -> str:
+    """Now, in UTC, to the second."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

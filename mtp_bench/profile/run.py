@@ -1,0 +1,272 @@
+"""A whole profile: text, trace, check against live decoding, costs, manifest. Every stage resumes.
+
+Stages leave their files in the run folder; a stage whose file is there and belongs to the same settings is not run
+again, so a killed profile goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mtp_bench.cost import CostTable
+from mtp_bench.decode.answers import Answer, answer_all
+from mtp_bench.decode.probe import probe_tree
+from mtp_bench.errors import CheckFailed, InputError
+from mtp_bench.files import sha256_json
+from mtp_bench.heads.base import HeadsInfo
+from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.models.chat import ChatFormat, chat_format
+from mtp_bench.profile.costs import SweepOptions, sweep_costs
+from mtp_bench.profile.environment import environment, model_facts, timestamp
+from mtp_bench.profile.live import LiveCheck, check_live
+from mtp_bench.profile.record import record_trace
+from mtp_bench.progress import progress, say, warn
+from mtp_bench.prompts.prompt import PromptSet
+from mtp_bench.runs import RunFolder
+from mtp_bench.topology.shapes import typical_tree
+from mtp_bench.trace import AcceptanceTable, RankTrace
+
+COLLAPSE_STEPS = 100
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """Settings of a profile that are not the model's, heads' or prompts'."""
+
+    max_new_tokens: int = 128
+    batch: int = 32
+    top_k: int = 10
+    raw: bool = False
+    live_prompts: int = 4
+    shard: tuple[int, int] = (0, 1)
+    seed: int = 0
+
+
+def run_profile(
+    base: BaseModel,
+    heads: MedusaHeads,
+    heads_info: HeadsInfo,
+    prompts: PromptSet,
+    run: RunFolder,
+    options: ProfileOptions,
+    sweep: SweepOptions | None,
+    command: str,
+) -> dict[str, Any]:
+    """Profile into ``run``; return the manifest.
+
+    Args:
+        sweep: what costs to measure; None = none.
+        command: the command line, for the manifest.
+
+    Raises:
+        InputError: ``run`` holds another profile.
+        CheckFailed: the probe failed, fp32 replay differs from live decoding, or nothing at all was accepted.
+    """
+    chat = chat_format(base, raw=options.raw)
+    facts = _facts(base, heads_info, prompts, chat, options, sweep, command)
+    _claim(run, facts)
+    own = _own_prompts(prompts, options.shard)
+    tree = typical_tree(15, depth=heads.num_heads, top_k=options.top_k)
+    first = chat.encode([("user", own.prompts[0].turns[0])])
+    probe = probe_tree(base, tree, first)
+    say(f"probe: tree logits equal per-path logits (worst {probe.worst:.2g} of {probe.tolerance:g} allowed)")
+    answers = _answer(base, chat, own, run, options)
+    trace = _record(base, heads, answers, run, options)
+    live = _check(base, heads, trace, answers, options)
+    facts |= {
+        "probe": asdict(probe),
+        "live_check": live.document(),
+        "text": _text_facts(answers, trace),
+    }
+    if sweep is not None:
+        _measure(base, heads, run, sweep)
+    facts["finished"] = timestamp()
+    run.write_manifest(facts)
+    return facts
+
+
+def _facts(
+    base: BaseModel,
+    heads_info: HeadsInfo,
+    prompts: PromptSet,
+    chat: ChatFormat,
+    options: ProfileOptions,
+    sweep: SweepOptions | None,
+    command: str,
+) -> dict[str, Any]:
+    identity = {
+        "model": model_facts(base),
+        "heads": heads_info.to_dict(),
+        "prompts": {
+            "name": prompts.name,
+            "sha256": prompts.sha256,
+            "count": len(prompts.prompts),
+            "ids": [prompt.id for prompt in prompts.prompts],
+        },
+        "options": asdict(options) | {"shard": list(options.shard)},
+    }
+    return {
+        "kind": "profile",
+        "key": sha256_json(identity),
+        "created": timestamp(),
+        "command": command,
+        **identity,
+        "acceptance_rule": "greedy",
+        "first_prompt": chat.fingerprint([("user", prompts.prompts[0].turns[0])]),
+        "sweep": None if sweep is None else asdict(sweep),
+        "environment": environment(base.device),
+        "finished": None,
+    }
+
+
+def _claim(run: RunFolder, facts: dict[str, Any]) -> None:
+    """Write the manifest, or find that this very profile was begun here before."""
+    if run.manifest.exists():
+        earlier = run.read_manifest()
+        if earlier.get("key") != facts["key"]:
+            raise InputError(
+                "the folder holds a profile with another model, heads, prompts or settings",
+                where=str(run.path),
+                fix="name another folder with --out, or delete this one",
+            )
+        say(f"resuming {run.path}")
+    run.write_manifest(facts)
+
+
+def _own_prompts(prompts: PromptSet, shard: tuple[int, int]) -> PromptSet:
+    index, count = shard
+    return replace(prompts, prompts=prompts.prompts[index::count])
+
+
+def _answer(
+    base: BaseModel, chat: ChatFormat, prompts: PromptSet, run: RunFolder, options: ProfileOptions
+) -> list[Answer]:
+    turns = sum(len(prompt.turns) for prompt in prompts.prompts)
+    with progress("text", turns, "answers") as advance:
+        answers = answer_all(
+            base,
+            chat,
+            prompts.prompts,
+            run.answers,
+            max_new_tokens=options.max_new_tokens,
+            batch=options.batch,
+            on_answer=lambda _: advance(1),
+        )
+    missing = turns - len(answers)
+    if missing:
+        warn(f"{missing} turns have prompts of over 1024 tokens and were left out")
+    return answers
+
+
+def _record(
+    base: BaseModel, heads: MedusaHeads, answers: Sequence[Answer], run: RunFolder, options: ProfileOptions
+) -> RankTrace:
+    total = sum(len(answer.tokens) for answer in answers)
+    if total == 0:
+        raise InputError("no answer has any text that does not loop", where="--prompts", fix="use other prompts")
+    with progress("trace", total, "tok") as advance:
+        trace = record_trace(base, heads, answers, top_k=options.top_k, on_progress=advance)
+    if trace.num_starts > COLLAPSE_STEPS and not (trace.ranks >= 0).any():
+        raise CheckFailed(
+            f"not one drafted token was accepted in {trace.num_starts} positions: tokens_per_step would be 1.00",
+            where="trace",
+            fix="the heads do not fit this base model, or are loaded wrongly; see mtp-bench inspect",
+        )
+    trace.save(run.trace)
+    AcceptanceTable.from_trace(trace, seed=options.seed).to_csv(run.acceptance)
+    return trace
+
+
+def _check(
+    base: BaseModel, heads: MedusaHeads, trace: RankTrace, answers: Sequence[Answer], options: ProfileOptions
+) -> LiveCheck:
+    import torch
+
+    sample = [answer for answer in answers if len(answer.tokens) > 1][: options.live_prompts]
+    tree = typical_tree(31, depth=heads.num_heads, top_k=options.top_k)
+    with progress("live check", 1) as advance:
+        live = check_live(base, heads, tree, trace, sample)
+        advance(1)
+    say(
+        f"live check: {live.same_text} of {live.prompts} texts equal, {live.live_steps} live steps, "
+        f"{live.replayed_steps} replayed"
+    )
+    if base.dtype == torch.float32 and not live.exact:
+        raise CheckFailed(
+            f"in fp32 live decoding and replay must agree: {live}",
+            where="live check",
+            fix="report this with the model's name; tree decoding is not exact here",
+        )
+    return live
+
+
+def _text_facts(answers: Sequence[Answer], trace: RankTrace) -> dict[str, Any]:
+    kept = [answer for answer in answers if answer.tokens]
+    contexts = [len(answer.prompt) + len(answer.tokens) / 2 for answer in kept]
+    return {
+        "answers": len(answers),
+        "tokens": trace.num_positions,
+        "answers_cut_at_a_loop": sum(answer.stopped_by == "loop" for answer in answers),
+        "answers_dropped": sum(not answer.tokens for answer in answers),
+        "tokens_dropped": sum(answer.dropped for answer in answers),
+        "mean_context": round(sum(contexts) / len(contexts), 1),
+        "trace_sha256": trace.digest,
+    }
+
+
+def _measure(base: BaseModel, heads: MedusaHeads, run: RunFolder, sweep: SweepOptions) -> None:
+    if run.cost.exists():
+        say(f"costs: keeping {run.cost}")
+        return
+    points = measure_with_progress(base, heads, sweep)
+    CostTable(tuple(points), source=str(run.cost)).to_csv(run.cost)
+
+
+def measure_with_progress(base: BaseModel, heads: MedusaHeads | None, sweep: SweepOptions) -> list[Any]:
+    """``sweep_costs`` with a progress bar; warns about cells that could not be measured."""
+    cells = len(sweep.rows) * len(sweep.contexts) + (heads.num_heads if heads is not None else 0)
+    before = 0
+    with progress("costs", cells * sweep.rounds, "timings") as advance:
+
+        def on_progress(done: int, planned: int) -> None:
+            nonlocal before
+            advance(done - before)
+            before = done
+
+        points = sweep_costs(base, heads, sweep, on_progress=on_progress)
+    for point in points:
+        if point.status != "ok":
+            warn(f"cost of {point.rows} rows at context {point.context}: {point.status}")
+    return points
+
+
+def load_answers(run: RunFolder, trace: RankTrace) -> list[Answer]:
+    """The answers behind a trace, in its order.
+
+    Raises:
+        InputError: the run has no text (a bare trace), or it is not the trace's.
+    """
+    import json
+
+    if not run.answers.exists():
+        raise InputError("the run has no text to decode", where=str(run.answers), fix="run mtp-bench profile again")
+    lines = run.answers.read_text(encoding="utf-8").splitlines()[1:]
+    found = {answer.id: answer for answer in (Answer(**json.loads(line)) for line in lines)}
+    answers = [found[name] for name in trace.prompt_ids if name in found]
+    if [len(answer.tokens) for answer in answers] != trace.prompt_lengths.tolist():
+        raise InputError("text and trace do not belong together", where=str(run.path), fix="profile again")
+    return answers
+
+
+def default_folder(results: Path, base: BaseModel, shard: tuple[int, int]) -> Path:
+    """``results/MODEL-DEVICE-DTYPE``, with the shard where there are several."""
+    dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[str(base.dtype).removeprefix("torch.")]
+    model = Path(base.name).stem if "/" in base.name or base.name.endswith(".gguf") else base.name
+    name = f"{model}-{base.device.type}-{dtype}"
+    return results / (name if shard[1] == 1 else f"{name}-shard{shard[0]}of{shard[1]}")
+
+

@@ -1,0 +1,176 @@
+"""Everything ``optimize-tree`` says about one trace (or acceptance table) and one cost table, as one document."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mtp_bench.cost import CostTable
+from mtp_bench.errors import InputError
+from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
+from mtp_bench.search.exact import SPEED, CurvePoint, ExactResult, exact_search
+from mtp_bench.search.held_out import HeldOut, choose_on_half
+from mtp_bench.search.optuna_search import OptunaResult, optuna_search
+from mtp_bench.search import MarginalSource, Source, TrieSource
+from mtp_bench.topology import StaticTree
+from mtp_bench.trace import AcceptanceTable, RankTrace
+
+
+@dataclass(frozen=True)
+class OptimizeOptions:
+    """What to search.
+
+    Attributes:
+        budget: most nodes.
+        max_depth: deepest tree, None = as deep as the heads.
+        context: cached tokens at which costs are taken, None = the smallest measured.
+        trials: Optuna trials, 0 = no study.
+        seeded: start the study from the exact optimum.
+    """
+
+    budget: int = 63
+    max_depth: int | None = None
+    context: int | None = None
+    batch: int = 1
+    objective: str = SPEED
+    trials: int = 100
+    seeded: bool = True
+    storage: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Optimization:
+    """The outcome.
+
+    Attributes:
+        winner: the best tree's figures, replayed.
+        smallest: figures of the smallest tree within 1% of the best.
+        curve: for each size the best tree's point and its replayed figures (None without a trace).
+    """
+
+    options: OptimizeOptions
+    exact: ExactResult
+    optuna: OptunaResult | None
+    held_out: HeldOut | None
+    winner: Evaluation
+    smallest: Evaluation
+    curve: list[tuple[CurvePoint, Evaluation | None]]
+
+    @property
+    def tree(self) -> StaticTree:
+        """The winner."""
+        return self.exact.tree
+
+    @property
+    def smallest_tree(self) -> StaticTree:
+        """The smallest tree within 1% of the best."""
+        return self.exact.tree_of(self.exact.band.smallest)
+
+    def document(self) -> dict[str, Any]:
+        """The document of ``optimize.json`` and ``--json``."""
+        exact = self.exact.document()
+        exact["curve"] = [_curve_line(point, evaluation) for point, evaluation in self.curve]
+        return {
+            "objective": self.options.objective,
+            "budget": self.options.budget,
+            "context": self.options.context,
+            "batch": self.options.batch,
+            **self.winner.document(),
+            "do_not_speculate": self.exact.do_not_speculate,
+            "smallest_within_band": self.smallest.document(),
+            "exact": exact,
+            "optuna": None if self.optuna is None else _study(self.optuna),
+            "held_out": None if self.held_out is None else self.held_out.document(),
+        }
+
+
+def optimize(
+    acceptance: RankTrace | AcceptanceTable,
+    cost: CostTable | None,
+    options: OptimizeOptions,
+    *,
+    on_trial: Callable[[int], None] | None = None,
+) -> Optimization:
+    """Search, study, hold out, and replay the best tree of every size.
+
+    Raises:
+        InputError: speed is asked for without costs, or the trace is empty.
+    """
+    source: Source
+    if isinstance(acceptance, RankTrace):
+        if acceptance.num_starts == 0:
+            raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
+        source, scored = TrieSource.from_trace(acceptance), acceptance
+    else:
+        source = MarginalSource(acceptance.per_rank)
+        scored = source  # type: ignore[assignment]
+    common: dict[str, Any] = {
+        "max_nodes": options.budget,
+        "max_depth": options.max_depth,
+        "context": options.context,
+        "batch": options.batch,
+        "objective": options.objective,
+    }
+    exact = exact_search(source, cost, **common)
+    study = None
+    if options.trials:
+        study = optuna_search(
+            source, cost, trials=options.trials, seed=options.seed, seeded=options.seeded, storage=options.storage,
+            on_trial=on_trial, **common,
+        )  # fmt: skip
+    held_out = None
+    if isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
+        held_out = choose_on_half(acceptance, cost, seed=options.seed, **common)
+    places: dict[str, Any] = {"context": options.context, "batch": options.batch, "seed": options.seed}
+    points = exact.curve.best_by_size(options.objective)
+    replays: list[Evaluation | None] = [None] * len(points)
+    if isinstance(acceptance, RankTrace):
+        replays = [*evaluate_all([exact.tree_of(point) for point in points], acceptance, cost, **places)]
+    return Optimization(
+        options,
+        exact,
+        study,
+        held_out,
+        evaluate(exact.tree, scored, cost, **places),
+        evaluate(exact.tree_of(exact.band.smallest), scored, cost, **places),
+        list(zip(points, replays, strict=True)),
+    )
+
+
+def _curve_line(point: CurvePoint, evaluation: Evaluation | None) -> dict[str, Any]:
+    return {
+        "num_nodes": point.num_nodes,
+        "depth": point.depth,
+        "tokens_per_step_uniform": point.tokens_per_step,
+        "tokens_per_step": evaluation.tokens_per_step if evaluation else None,
+        "tokens_per_step_ci": _pair(evaluation.tokens_per_step_ci) if evaluation else None,
+        "step_ms": point.step_ms,
+        "speedup": evaluation.speedup_predicted if evaluation else point.speedup,
+        "speedup_ci": _pair(evaluation.speedup_predicted_ci) if evaluation else None,
+    }
+
+
+def _pair(interval: tuple[float, float] | None) -> list[float] | None:
+    return None if interval is None else list(interval)
+
+
+def _study(study: OptunaResult) -> dict[str, Any]:
+    best_so_far = float("-inf")
+    trials = []
+    for trial in study.trials:
+        best_so_far = max(best_so_far, trial.value)
+        trials.append(
+            {
+                "number": trial.number,
+                "value": trial.value,
+                "best_so_far": best_so_far,
+                "num_nodes": trial.num_nodes,
+                "depth": trial.depth,
+                "origin": trial.origin,
+                "cached": trial.cached,
+            }
+        )
+    document = study.document()
+    return document | {"num_trials": document["trials"], "trials": trials, "exact_value": study.exact_value}

@@ -1,0 +1,199 @@
+"""Medusa-1 training: the base model frozen, the heads taught to guess its own greedy text.
+
+Loss = sum over heads k of decay^k times the cross entropy of head k's draft vocabulary against the true token; a token
+outside the draft vocabulary cannot be drafted and is left out of the loss (but counts as a miss in the accuracy).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from mtp_bench.errors import InputError
+from mtp_bench.files import atomic_path, sha256_json
+from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.train.accuracy import HeadAccuracy, accuracy
+from mtp_bench.train.features import PAST_END, Features
+from mtp_bench.train.log import TrainingLog
+
+
+@dataclass(frozen=True)
+class MedusaRecipe:
+    """What is trained and how.
+
+    Attributes:
+        num_heads, num_layers: heads, and residual blocks per head.
+        lm_head: ``base`` (borrowed, frozen), ``shared`` (one trained for all heads) or ``own`` (one each).
+        draft_vocab: tokens the heads choose from, the most frequent in the training text; 0 = the whole vocabulary.
+        learning_rate: peak, after a linear warm-up and before a cosine decay to a tenth.
+        decay: weight of head k in the loss is ``decay ** k``.
+        batch: positions per step.
+    """
+
+    num_heads: int = 4
+    num_layers: int = 1
+    lm_head: str = "base"
+    draft_vocab: int = 0
+    learning_rate: float = 1e-3
+    decay: float = 0.8
+    epochs: float = 2.0
+    batch: int = 2048
+    warmup_share: float = 0.05
+    weight_decay: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class TrainedHeads:
+    """Heads with their last held-out accuracies."""
+
+    heads: MedusaHeads
+    held_out: list[HeadAccuracy]
+    steps: int
+    tokens_seen: int
+
+
+def draft_vocabulary(features: Features, size: int, vocab_size: int) -> torch.Tensor | None:
+    """The ``size`` most frequent target tokens, ascending by id (fewer where fewer occur); None for ``size`` 0."""
+    if size <= 0 or size >= vocab_size:
+        return None
+    targets = features.targets[:, 0]
+    counts = torch.bincount(targets[targets != PAST_END], minlength=vocab_size)
+    seen = int((counts > 0).sum())
+    return counts.argsort(descending=True, stable=True)[: min(size, seen)].sort().values
+
+
+def train_medusa(
+    base: BaseModel,
+    train: Features,
+    held_out: Features,
+    recipe: MedusaRecipe,
+    *,
+    log: TrainingLog,
+    checkpoint: Path,
+    evaluations: int = 12,
+    on_step: Callable[[int, int, float], None] | None = None,
+) -> TrainedHeads:
+    """Train heads; resumes from ``checkpoint`` when it is of the same recipe and data.
+
+    Args:
+        log: receives losses and held-out accuracies.
+        evaluations: held-out evaluations, evenly spaced.
+        on_step: called with (step, steps, loss).
+
+    Raises:
+        InputError: no training positions, or the loss is not finite.
+    """
+    if len(train) == 0 or len(held_out) == 0:
+        raise InputError("no text to train on", where="--train-prompts", fix="give more prompts")
+    token_map = draft_vocabulary(train, recipe.draft_vocab, base.vocab_size)
+    heads = MedusaHeads.fresh(
+        num_heads=recipe.num_heads,
+        num_layers=recipe.num_layers,
+        base_lm_head_weight=base.lm_head_weight.float(),
+        lm_head=recipe.lm_head,  # type: ignore[arg-type]
+        token_map=token_map,
+        seed=recipe.seed,
+    )
+    steps = max(1, math.ceil(len(train) * recipe.epochs / recipe.batch))
+    optimizer = torch.optim.AdamW(
+        heads.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
+    )
+    key = sha256_json([asdict(recipe), len(train), len(held_out), base.sha256])
+    first = _resume(checkpoint, key, heads, optimizer)
+    log.start(first)
+    every = max(1, steps // max(1, evaluations))
+    for step in range(first, steps):
+        for group in optimizer.param_groups:
+            group["lr"] = _learning_rate(recipe, step, steps)
+        loss, per_head = _train_step(heads, optimizer, train.take(_batch_rows(len(train), step, recipe)), recipe)
+        if not math.isfinite(loss):
+            raise InputError(f"the loss became {loss}", where=f"training step {step}", fix="lower --learning-rate")
+        log.loss(step, (step + 1) * recipe.batch, loss, per_head, optimizer.param_groups[0]["lr"])
+        if on_step is not None:
+            on_step(step + 1, steps, loss)
+        if (step + 1) % every == 0 or step + 1 == steps:
+            log.held_out((step + 1) * recipe.batch, accuracy(heads, held_out))
+            _save(checkpoint, key, step + 1, heads, optimizer)
+            log.flush()
+    return TrainedHeads(heads, accuracy(heads, held_out), steps, steps * recipe.batch)
+
+
+def _train_step(
+    heads: MedusaHeads, optimizer: torch.optim.Optimizer, batch: Features, recipe: MedusaRecipe
+) -> tuple[float, list[float]]:
+    device = heads.block_weight.device
+    targets = heads.draft_ids(batch.targets.to(device).clamp(min=0))
+    targets = torch.where(batch.targets.to(device) == PAST_END, PAST_END, targets)
+    # bf16 products with fp32 weights and sums: what AMX and tensor cores are fast at.
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        states = heads.all_hidden(batch.states.to(device, torch.float32))
+    losses = []
+    total = torch.zeros((), device=device)
+    for head in range(heads.num_heads):
+        rows = heads.lm_rows[head] if heads.lm_head == "own" else heads.lm_rows
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            logits = F.linear(states[head], rows)
+        loss = F.cross_entropy(logits.float(), targets[:, head], ignore_index=PAST_END)
+        losses.append(float(loss.detach()))
+        total = total + recipe.decay**head * loss
+    optimizer.zero_grad(set_to_none=True)
+    total.backward()  # type: ignore[no-untyped-call]
+    torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
+    optimizer.step()
+    return float(total.detach()), losses
+
+
+def _batch_rows(total: int, step: int, recipe: MedusaRecipe) -> torch.Tensor:
+    """Rows of one step: epochs are seeded permutations, so that a resumed run sees the same batches."""
+    start = step * recipe.batch
+    rows: list[torch.Tensor] = []
+    while sum(len(piece) for piece in rows) < min(recipe.batch, total):
+        epoch, offset = divmod(start + sum(len(piece) for piece in rows), total)
+        order = _epoch_order(total, recipe.seed, epoch)
+        rows.append(order[offset : offset + recipe.batch - sum(len(piece) for piece in rows)])
+    return torch.cat(rows)
+
+
+_ORDERS: dict[tuple[int, int, int], torch.Tensor] = {}
+
+
+def _epoch_order(total: int, seed: int, epoch: int) -> torch.Tensor:
+    key = (total, seed, epoch)
+    if key not in _ORDERS:
+        _ORDERS.clear()
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
+        _ORDERS[key] = torch.randperm(total, generator=generator)
+    return _ORDERS[key]
+
+
+def _learning_rate(recipe: MedusaRecipe, step: int, steps: int) -> float:
+    warmup = max(1, int(steps * recipe.warmup_share))
+    if step < warmup:
+        return recipe.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, steps - warmup)
+    return recipe.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def _save(path: Path, key: str, step: int, heads: MedusaHeads, optimizer: torch.optim.Optimizer) -> None:
+    state: dict[str, Any] = {"key": key, "step": step, "heads": heads.state_dict(), "optimizer": optimizer.state_dict()}
+    with atomic_path(path) as temporary:
+        torch.save(state, temporary)
+
+
+def _resume(path: Path, key: str, heads: MedusaHeads, optimizer: torch.optim.Optimizer) -> int:
+    if not path.exists():
+        return 0
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    if state.get("key") != key:
+        return 0
+    heads.load_state_dict(state["heads"])
+    optimizer.load_state_dict(state["optimizer"])
+    return int(state["step"])

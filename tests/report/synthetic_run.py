@@ -1,0 +1,140 @@
+"""A small made-up run folder with every file, consistent within itself: built by our own search and replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mtp_bench.cost import CostPoint, CostTable
+from mtp_bench.search.optimize import OptimizeOptions, optimize
+from mtp_bench.topology import StaticTree, TopologyDocument, chain
+from mtp_bench.trace import AcceptanceTable, RankTrace, replay
+
+DEPTH, TOP_K = 4, 10
+CATEGORIES = ("coding", "math", "writing")
+
+
+def make_trace(prompts: int = 24, length: int = 60, seed: int = 0) -> RankTrace:
+    """Geometric ranks whose quality differs by category and falls with depth."""
+    generator = np.random.default_rng(seed)
+    names = [CATEGORIES[p % len(CATEGORIES)] for p in range(prompts)]
+    rows = []
+    for name in names:
+        ease = 0.75 - 0.12 * CATEGORIES.index(name)
+        chance = ease * np.array([0.85, 0.65, 0.5, 0.4])
+        ranks = generator.geometric(np.broadcast_to(chance, (length, DEPTH))) - 1
+        ranks[ranks >= TOP_K] = -1
+        for d in range(1, DEPTH + 1):
+            ranks[length - d :, d - 1] = -1
+        rows.append(ranks)
+    return RankTrace(
+        ranks=np.concatenate(rows).astype(np.int16),
+        prompt_offsets=np.arange(prompts + 1, dtype=np.int64) * length,
+        top_k=TOP_K,
+        prompt_ids=tuple(f"{name}-{p}" for p, name in enumerate(names)),
+        categories=tuple(names),
+    )
+
+
+def make_points() -> list[CostPoint]:
+    """Costs like those of a small CPU: a dip after one row, a jump after 16, dearer with more context."""
+    points = []
+    for context, base in ((256, 40.0), (1024, 47.0)):
+        for rows in (1, 2, 4, 8, 15, 16, 17, 24, 32, 48, 64):
+            ms = base + 0.45 * rows + (6.0 if rows > 16 else 0.0) + (3.0 if rows == 1 else 0.0)
+            points.append(_point("verify", context, ms, rows=rows))
+        points += [_point("draft", context, 1.1 * depth, depth=depth) for depth in range(1, DEPTH + 1)]
+    return [*points, CostPoint("verify", "cpu", "bfloat16", 1, 128, 1024, status="oom")]
+
+
+def _point(component: str, context: int, ms: float, *, rows: int = 0, depth: int = 0) -> CostPoint:
+    return CostPoint(component, "cpu", "bfloat16", 1, rows, context, depth, ms, 0.97 * ms, 1.04 * ms, 15)
+
+
+def make_optimize(trace: RankTrace, cost: CostTable, max_nodes: int = 63) -> dict[str, Any]:
+    """``optimize.json``, with an unseeded study and a context between the measured ones."""
+    options = OptimizeOptions(budget=max_nodes, context=300, trials=40, seeded=False)
+    return {"schema": "mtp-bench/optimize", "version": 1, **optimize(trace, cost, options).document()}
+
+
+def make_bench(
+    trace: RankTrace, cost: CostTable, trees: dict[str, StaticTree], seed: int = 0
+) -> tuple[str, dict[str, Any]]:
+    """``bench.csv`` and ``bench.json`` with measurements a few per cent off the predictions."""
+    generator = np.random.default_rng(seed)
+    lines = ["tree,num_nodes,depth,baseline,prompt_id,category,repeat,tokens,steps,tokens_per_step,decode_s,"
+             "tokens_per_s,predicted_tokens_per_s,lossless"]  # fmt: skip
+    summary: list[dict[str, Any]] = []
+    for name, tree in trees.items():
+        run = replay(trace, tree)
+        step_s = cost.step_ms(tree.rows, depth=tree.depth) / 1e3
+        seconds = run.steps * step_s * generator.normal(1.02, 0.03, trace.num_prompts)
+        predicted = run.tokens / (run.steps * step_s)
+        for p in range(trace.num_prompts):
+            tokens, steps = int(run.tokens[p]), int(run.steps[p])
+            figures = (tokens, steps, tokens / steps, seconds[p], tokens / seconds[p], predicted[p], True)
+            cells = (name, tree.num_nodes, tree.depth, "", trace.prompt_ids[p], trace.categories[p], 0, *figures)
+            lines.append(",".join(map(str, cells)))
+        total = run.total_tokens / float(seconds.sum())
+        pooled = run.total_tokens / (run.total_steps * step_s)
+        figures_json = {"tokens_per_step": run.tokens_per_step, "tokens_per_s": total, "predicted_tokens_per_s": pooled}
+        summary.append(
+            {"tree": name, "num_nodes": tree.num_nodes, **figures_json, "prediction_error": pooled / total - 1}
+        )
+    plain = summary[0]["tokens_per_s"]
+    for one in summary:
+        one |= {"speedup": one["tokens_per_s"] / plain, "speedup_ci": [1.5, 1.9], "lossless": True, "divergences": 0}
+    baseline = {"engine": {"tokens_per_s": plain}, "hf": {"tokens_per_s": 0.96 * plain}}
+    return "\n".join(lines) + "\n", {
+        "schema": "mtp-bench/bench",
+        "version": 1,
+        "baseline": baseline,
+        "trees": summary[1:],
+    }
+
+
+def make_training(folder: Path, steps: int = 300, seed: int = 0) -> None:
+    """``loss.csv`` and ``heldout.csv``."""
+    generator = np.random.default_rng(seed)
+    lines = ["step,tokens,loss,loss_head0,loss_head1,learning_rate"]
+    for step in range(1, steps + 1):
+        loss = 5.2 + 5 * np.exp(-step / 60) + generator.normal(0, 0.15)
+        heads = f"{0.5 * loss:.4f},{0.7 * loss:.4f}"
+        lines.append(f"{step},{step * 4096},{loss:.4f},{heads},{1e-3 * (1 - step / steps):.6f}")
+    (folder / "loss.csv").write_text("\n".join(lines) + "\n")
+    ks = (1, 2, 3, 5, 10)
+    lines = ["tokens_seen,head," + ",".join(f"top{k}" for k in ks) + ",n"]
+    for share in range(1, 9):
+        for head in range(1, DEPTH + 1):
+            accuracies = [0.95 * (1 - 0.6 ** (0.9 * k / head)) * (1 - np.exp(-share / 2)) for k in ks]
+            lines.append(f"{share * steps * 512},{head}," + ",".join(f"{a:.4f}" for a in accuracies) + ",5000")
+    (folder / "heldout.csv").write_text("\n".join(lines) + "\n")
+
+
+def write_run(folder: Path, *, max_nodes: int = 63, name: str = "<b>small & odd</b>") -> Path:
+    """Write all files; ``name`` is the model's, awkward on purpose."""
+    folder.mkdir(parents=True, exist_ok=True)
+    trace, cost = make_trace(), CostTable(tuple(make_points()))
+    trace.save(folder / "trace.npz")
+    cost.to_csv(folder / "cost.csv")
+    AcceptanceTable.from_trace(trace, resamples=50).to_csv(folder / "acceptance.csv")
+    found = make_optimize(trace, cost, max_nodes)
+    best = StaticTree.from_paths(found["paths"])
+    TopologyDocument(best).write(folder / "topology.json")
+    csv, summary = make_bench(trace, cost, {"none": chain(0), "chain:4": chain(4), "best": best})
+    (folder / "bench.csv").write_text(csv)
+    manifest = {
+        "schema": "mtp-bench/run",
+        "version": 1,
+        "created": "2026-01-01T00:00:00Z",
+        "command": "mtp-bench quickstart",
+        "model": {"name": name, "sha256": "0" * 64, "dtype": "bfloat16", "device": "cpu", "parameters": 134515008},
+        "environment": {"cpu": {"name": "some CPU", "cores": 2}, "versions": {"torch": "2.13"}},
+    }
+    for file, document in (("optimize.json", found), ("bench.json", summary), ("run.json", manifest)):
+        (folder / file).write_text(json.dumps(document))
+    make_training(folder)
+    return folder

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 
 import typer
 
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-for name, command in {
+_COMMANDS: dict[str, Callable[..., None]] = {
     "quickstart": quickstart,
     "profile": profile,
     "merge": merge,
@@ -50,8 +51,9 @@ for name, command in {
     "inspect": inspect,
     "report": report,
     "probe": probe,
-}.items():
-    app.command(name)(command)
+}
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(_command)
 app.add_typer(trees.app, name="trees")
 
 

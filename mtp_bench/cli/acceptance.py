@@ -37,7 +37,7 @@ def read_measured(profile: str | None, acceptance: Path | None, cost: Path | Non
         InputError: something is missing or damaged.
     """
     from mtp_bench.cost import CostTable
-    from mtp_bench.runs import RunFolder, open_run
+    from mtp_bench.runs import open_run
     from mtp_bench.trace import AcceptanceTable, RankTrace
 
     run: RunFolder | None = None
@@ -50,7 +50,11 @@ def read_measured(profile: str | None, acceptance: Path | None, cost: Path | Non
             trace = RankTrace.load(run.trace)
     table = None
     if acceptance is not None:
-        table = AcceptanceTable.from_csv(acceptance) if acceptance.suffix == ".csv" else AcceptanceTable.from_json(acceptance)
+        table = (
+            AcceptanceTable.from_csv(acceptance)
+            if acceptance.suffix == ".csv"
+            else AcceptanceTable.from_json(acceptance)
+        )
     manifest = run.read_manifest() if run is not None and run.manifest.exists() else {}
     costs = None
     if cost is not None:

@@ -21,7 +21,7 @@ def bench(
     repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded by each arm.")] = 2,
     hf: Annotated[bool, typer.Option("--hf/--no-hf", help="Also time Hugging Face generate.")] = True,
     fail_under: Annotated[
-        float | None, typer.Option(help="Exit with code 3 if the best tree's speedup is below this.")
+        float | None, typer.Option(help="Exit code 3 if the best tree's speedup is below this.")
     ] = None,
     device: options.Device = "auto",
     attention: Annotated[str | None, typer.Option("--attention", help="The run's when left out.")] = None,
@@ -29,7 +29,7 @@ def bench(
     seed: options.Seed = 0,
     json_output: options.Json = False,
 ) -> None:
-    """Decode a run's prompts with the winning tree (or --topology ...), the N = 0 baseline and Hugging Face generate."""
+    """Decode a run's prompts with the winning tree (or --topology ...), the N = 0 baseline and HF generate."""
     from mtp_bench.cli.loading import load_base, load_medusa
     from mtp_bench.cli.output import emit_json
     from mtp_bench.runs import open_run
@@ -82,9 +82,7 @@ def bench_run(
             advance(done - before)
             before = done
 
-        rows = run_bench(
-            base, medusa, trees, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress
-        )
+        rows = run_bench(base, medusa, trees, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress)
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,

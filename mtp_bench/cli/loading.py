@@ -25,7 +25,8 @@ def load_base(
         raise InputError(f"unknown load format {load_format!r}", where="--load-format", fix="use auto or dummy")
     base = load_base_model(model, LoadOptions(dtype, device, attention, load_format == "dummy", seed))
     picked = str(base.dtype).removeprefix("torch.")
-    say(f"base model {base.name}: {base.num_parameters / 1e6:.0f}M parameters, {picked} on {base.device}, {base.attention}")
+    millions = base.num_parameters / 1e6
+    say(f"base model {base.name}: {millions:.0f}M parameters, {picked} on {base.device}, {base.attention}")
     return base
 
 

@@ -59,7 +59,9 @@ def measure_cost(
     )  # fmt: skip
     for one in sorted(points, key=lambda point: (point.context, point.component, point.rows, point.depth)):
         what = f"{one.rows:4d} rows" if one.component == "verify" else f"draft depth {one.depth}"
-        typer.echo(f"context {one.context:5d}  {what:14s}  {one.median_ms:9.3f} ms  [{one.low_ms:.3f}, {one.high_ms:.3f}]")
+        typer.echo(
+            f"context {one.context:5d}  {what:14s}  {one.median_ms:9.3f} ms  [{one.low_ms:.3f}, {one.high_ms:.3f}]"
+        )
     say(f"costs: {run.cost}")
     if json_output:
         emit_json({"run": str(run.path), "cells": len(points), "ok": sum(point.ok for point in points)})

@@ -11,7 +11,7 @@ from mtp_bench.cli import options
 
 if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
-    from mtp_bench.search.exact import NodeMargin
+    from mtp_bench.search import NodeMargin
     from mtp_bench.search.optimize import Optimization
 
 
@@ -25,7 +25,9 @@ def optimize_tree(
     acceptance: Annotated[
         Path | None, typer.Option(help="Acceptance table (JSON with a kind, or acceptance.csv) in place of a trace.")
     ] = None,
-    cost: Annotated[Path | None, typer.Option(help="Cost table (CSV: rows, median_ms, ...) in place of the run's.")] = None,
+    cost: Annotated[
+        Path | None, typer.Option(help="Cost table (CSV: rows, median_ms, ...) in place of the run's.")
+    ] = None,
     context: Annotated[
         int | None, typer.Option("--context", min=1, help="Cached tokens to take costs at; the run's mean if left out.")
     ] = None,
@@ -34,7 +36,9 @@ def optimize_tree(
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
     seed: options.Seed = 0,
-    out: Annotated[Path | None, typer.Option("--out", help="Topology file; topology.json in the run if left out.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Topology file; topology.json in the run if left out.")
+    ] = None,
     json_output: options.Json = False,
 ) -> None:
     """Find the tree of at most --budget nodes with the highest predicted speed; exact, with Optuna beside it."""
@@ -43,7 +47,7 @@ def optimize_tree(
 
     measured = read_measured(profile, acceptance, cost)
     place = context if context is not None else measured.mean_context if cost is None else None
-    found, document = search_and_write(
+    _, document = search_and_write(
         measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batch, trials=trials,
         seeded=not unseeded, storage=storage, seed=seed, out=out,
     )  # fmt: skip
@@ -122,8 +126,9 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
     if found.optuna is not None:
         study, result = document["optuna"], found.optuna
         typer.echo(
-            f"optuna: {study['num_trials']} trials{'' if study['seeded'] else ' unseeded'}, best {result.best.num_nodes} "
-            f"nodes, {100 * result.gap:.2f}% below the exact optimum (found by: {result.best.origin})"
+            f"optuna: {study['num_trials']} trials{'' if study['seeded'] else ' unseeded'}, best "
+            f"{result.best.num_nodes} nodes, {100 * result.gap:.2f}% below the exact optimum "
+            f"(found by: {result.best.origin})"
         )
     for note in dict.fromkeys([*exact.notes, *winner.notes]):
         typer.echo(f"note: {note}")

@@ -52,9 +52,7 @@ def profile(
     medusa, info = load_medusa(heads, base)
     run = RunFolder(out or default_folder(RESULTS, base, part))
     sweep = default_sweep(max_rows, context, rounds, seed)
-    settings = ProfileOptions(
-        max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, raw=raw, shard=part, seed=seed
-    )
+    settings = ProfileOptions(max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, raw=raw, shard=part, seed=seed)
     command = shlex.join(["mtp-bench", *sys.argv[1:]])
     manifest = run_profile(base, medusa, info, prompt_set, run, settings, sweep if costs else None, command)
     say(f"profile: {run.path}\n  next: mtp-bench optimize-tree --profile {run.path}")

@@ -130,5 +130,3 @@ def _card(run: RunFolder, found: Optimization, measured: dict[str, Any], seconds
         "-" * 78,
     ]
     typer.echo("\n".join(lines))
-
-

@@ -127,9 +127,7 @@ def turn_id(prompt: Prompt, turn: int) -> str:
     return prompt.id if turn == 0 else f"{prompt.id}/{turn + 1}"
 
 
-def _conversation(
-    prompt: Prompt, turn: int, answers: dict[str, Answer], chat: ChatFormat
-) -> list[tuple[str, str]]:
+def _conversation(prompt: Prompt, turn: int, answers: dict[str, Answer], chat: ChatFormat) -> list[tuple[str, str]]:
     messages = []
     for earlier in range(turn):
         said = answers.get(turn_id(prompt, earlier))

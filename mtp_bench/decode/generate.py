@@ -90,9 +90,11 @@ class Decoder:
         tensors = TreeTensors.build(tree, base.device, rows=rows)
         slots = max_length + tensors.rows
         self.base, self.max_length = base, max_length
-        self.cache = cache or TreeCache.allocate(base, batch=batch, length=slots)
+        # Not `cache or ...`: a cache without layers of transformers' own is falsy.
+        self.cache = cache if cache is not None else TreeCache.allocate(base, batch=batch, length=slots)
         if self.cache.length < slots or self.cache.batch != batch:
-            raise InputError(f"the given cache holds {self.cache.length} slots, {slots} are needed")
+            given, needed = f"{self.cache.batch} x {self.cache.length}", f"{batch} x {slots}"
+            raise InputError(f"the given cache holds {given} slots, {needed} are needed")
         self.stepper = TreeStepper(base, heads, tensors, self.cache)
         self._slots: list[_Slot | None] = [None] * batch
 
@@ -116,7 +118,7 @@ class Decoder:
             for index, slot in enumerate(self._slots):
                 if slot is not None and slot.advance(results[index], now, self.base.eos_ids, stop):
                     self._slots[index] = None
-                    self.stepper.lengths[index] = 0
+                    self.stepper.release(index)
                     yield slot.generation
 
     def _refill(self, queue: Iterator[Request], stop: StopRule | None) -> Iterator[Generation]:
@@ -128,8 +130,8 @@ class Decoder:
             for chunk in _prefill_batches(list(zip(free, admitted, strict=False))):
                 for index, slot in self._admit(chunk, stop):
                     if slot.generation.stopped_by:
+                        self.stepper.release(index)
                         yield slot.generation
-                        self.stepper.lengths[index] = 0
                     else:
                         self._slots[index] = slot
 

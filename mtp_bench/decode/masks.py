@@ -40,7 +40,7 @@ def for_layers(
         slots, positions: int64 [B, R]; lengths: int64 [B].
     """
     kinds = set(base.layer_types)
-    masks = {kind: mask for kind in kinds}
+    masks = dict.fromkeys(kinds, mask)
     if base.sliding_window is not None and "sliding_attention" in kinds:
         masks["sliding_attention"] = mask & _within_window(base.sliding_window, mask, slots, positions)
     if base.attention == "eager":

@@ -28,6 +28,7 @@ class TreeStepper:
     Attributes:
         tokens: int64 [B, R], root and drafted tokens of the coming step.
         lengths: int64 [B], cached tokens of each sequence, which is also its root's position.
+        active: int64 [B], 1 for sequences in flight, 0 for free slots, whose rows are computed but lead nowhere.
     """
 
     def __init__(self, base: BaseModel, heads: Heads | None, tree: TreeTensors, cache: TreeCache) -> None:
@@ -41,6 +42,7 @@ class TreeStepper:
             )
         self.base, self.heads, self.cache = base, heads, cache
         self.lengths = torch.zeros(cache.batch, dtype=torch.int64, device=base.device)
+        self.active = torch.zeros_like(self.lengths)
         self.set_rows(tree, torch.zeros(cache.batch, tree.rows, dtype=torch.int64, device=base.device))
 
     def set_rows(self, tree: TreeTensors, tokens: torch.Tensor) -> None:
@@ -57,9 +59,15 @@ class TreeStepper:
         hidden = self._prefill_last(sequences, prompts, lengths)
         roots = self.base.logits(hidden).argmax(-1)
         self.lengths[where] = lengths
+        self.active[where] = 1
         self.tokens[where, 0] = roots
         self.draft(where, hidden)
         return [int(root) for root in roots.tolist()]
+
+    def release(self, sequence: int) -> None:
+        """Free a sequence's slot: it stays in the batch at length 0 until the next prefill into it."""
+        self.lengths[sequence] = 0
+        self.active[sequence] = 0
 
     def _prefill_last(self, sequences: list[int], prompts: list[list[int]], lengths: torch.Tensor) -> torch.Tensor:
         """Hidden states [b, H] of each prompt's last token, its keys and values cached."""
@@ -100,8 +108,9 @@ class TreeStepper:
         outcome = accept_greedy(self.tokens, choices, self.tree)
         if self.tree.depth:
             self.cache.move(self.lengths[:, None] + outcome.path[:, 1:], self.lengths[:, None] + self._depths)
-        # In place: a captured graph must find its state at the same address.
-        self.lengths += outcome.accepted + 1
+        # In place: a captured graph must find its state at the same address. A free slot must not grow out of the
+        # cache, whatever its stale rows accept.
+        self.lengths += (outcome.accepted + 1) * self.active
         root = outcome.emitted.gather(1, outcome.accepted[:, None])
         self.tokens[:, :1] = root
         last = hidden[torch.arange(hidden.shape[0], device=hidden.device), outcome.row]

@@ -178,10 +178,14 @@ def _dummy(name: str, dtype: torch.dtype, device: torch.device, options: LoadOpt
         config = AutoConfig.from_pretrained(name)
     else:
         raise InputError(
-            f"unknown alias {name!r} for dummy weights", where="--model", fix="use a known alias or a folder with a config.json"
+            f"unknown alias {name!r} for dummy weights",
+            where="--model",
+            fix="use a known alias or a folder with a config.json",
         )
     implementation = pick_attention(options.attention, config)
     torch.manual_seed(options.seed)
     with torch.device(device):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=implementation)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=dtype, attn_implementation=implementation
+        )
     return BaseModel(name, "dummy", model.eval().requires_grad_(False), None, sha256_json(config.to_dict()))

@@ -124,13 +124,32 @@ def write_bench_csv(
 ) -> None:
     """One line per arm, prompt and repeat; ``tokens`` are those emitted while ``decode_s`` ran (all but the first)."""
     names = predictor.trace.prompt_ids
-    alone = {name: Predictor(predictor.trace.select([i]), predictor.cost, predictor.context) for i, name in enumerate(names)}
+    alone = {
+        name: Predictor(predictor.trace.select([i]), predictor.cost, predictor.context) for i, name in enumerate(names)
+    }
     shapes = {ENGINE_BASELINE: StaticTree(()), **trees}
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(
-        "tree num_nodes depth baseline prompt_id category repeat tokens steps tokens_per_step prefill_s decode_s "
-        "tokens_per_s predicted_tokens_per_s lossless first_divergence near_tie".split()
+        [
+            "tree",
+            "num_nodes",
+            "depth",
+            "baseline",
+            "prompt_id",
+            "category",
+            "repeat",
+            "tokens",
+            "steps",
+            "tokens_per_step",
+            "prefill_s",
+            "decode_s",
+            "tokens_per_s",
+            "predicted_tokens_per_s",
+            "lossless",
+            "first_divergence",
+            "near_tie",
+        ]
     )
     for row in rows:
         tree = shapes.get(row.arm)

@@ -154,9 +154,7 @@ def _point(cell: _Cell) -> CostPoint:
         return replace(cell.point, status=cell.status if cell.status != "ok" else "unstable")
     low, median, high = (float(value) for value in np.percentile(cell.timings_ms, [25, 50, 75]))
     status = "unstable" if (high - low) > UNSTABLE_SPREAD * median else "ok"
-    return replace(
-        cell.point, median_ms=median, low_ms=low, high_ms=high, n=len(cell.timings_ms), status=status
-    )
+    return replace(cell.point, median_ms=median, low_ms=low, high_ms=high, n=len(cell.timings_ms), status=status)
 
 
 def _verify_cells(base: BaseModel, heads: MedusaHeads | None, options: SweepOptions) -> Iterable[_Cell]:
@@ -211,7 +209,8 @@ def _draft_cells(base: BaseModel, heads: MedusaHeads | None, options: SweepOptio
 
         @torch.inference_mode()
         def call(stepper: TreeStepper = stepper) -> object:
-            return stepper.draft(slice(None), hidden)
+            stepper.draft(slice(None), hidden)
+            return None
 
         @torch.inference_mode()
         def finite(depth: int = depth) -> bool:

@@ -268,5 +268,3 @@ def default_folder(results: Path, base: BaseModel, shard: tuple[int, int]) -> Pa
     model = Path(base.name).stem if "/" in base.name or base.name.endswith(".gguf") else base.name
     name = f"{model}-{base.device.type}-{dtype}"
     return results / (name if shard[1] == 1 else f"{name}-shard{shard[0]}of{shard[1]}")
-
-

@@ -8,11 +8,13 @@ from typing import Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
+from mtp_bench.search.curve import SPEED, CurvePoint
 from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
-from mtp_bench.search.exact import SPEED, CurvePoint, ExactResult, exact_search
+from mtp_bench.search.exact import ExactResult, exact_search
 from mtp_bench.search.held_out import HeldOut, choose_on_half
 from mtp_bench.search.optuna_search import OptunaResult, optuna_search
-from mtp_bench.search import MarginalSource, Source, TrieSource
+from mtp_bench.search.sources import MarginalSource, Source
+from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import AcceptanceTable, RankTrace
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 
 from mtp_bench.topology.tree import StaticTree
+from mtp_bench.topology.validate import Path
 
 
 def typical_tree(num_nodes: int, *, depth: int, top_k: int) -> StaticTree:
@@ -12,8 +13,8 @@ def typical_tree(num_nodes: int, *, depth: int, top_k: int) -> StaticTree:
 
     Smaller ones are contained in larger ones. Fewer nodes where ``depth`` and ``top_k`` leave no room.
     """
-    heap = [(-0.5, (0,))] if num_nodes else []
-    paths = []
+    heap: list[tuple[float, Path]] = [(-0.5, (0,))]
+    paths: list[Path] = []
     while heap and len(paths) < num_nodes:
         value, path = heapq.heappop(heap)
         paths.append(path)

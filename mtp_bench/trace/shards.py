@@ -67,7 +67,9 @@ def _check_same_profile(shards: Sequence[RunFolder], manifests: Sequence[dict]) 
     count = parts[0][1]
     if parts != [(index, count) for index in range(count)]:
         given = ", ".join(f"{index}/{count}" for index, count in parts)
-        raise InputError(f"not every shard once: {given}", where="merge", fix=f"give each of 0/{count}..{count - 1}/{count}")
+        raise InputError(
+            f"not every shard once: {given}", where="merge", fix=f"give each of 0/{count}..{count - 1}/{count}"
+        )
 
 
 def _merge_text(shards: Sequence[RunFolder], out: RunFolder) -> None:

@@ -42,6 +42,8 @@ def accuracy(heads: MedusaHeads, features: Features, *, rows_per_pass: int = 204
             hits[head] += torch.bincount(torch.where(ranks < 0, max(TOP_KS), ranks), minlength=max(TOP_KS) + 1)
     totals = hits.sum(1)
     return [
-        HeadAccuracy(head, {k: float(hits[head, :k].sum() / totals[head].clamp(min=1)) for k in TOP_KS}, int(totals[head]))
+        HeadAccuracy(
+            head, {k: float(hits[head, :k].sum() / totals[head].clamp(min=1)) for k in TOP_KS}, int(totals[head])
+        )
         for head in range(heads.num_heads)
     ]

@@ -40,6 +40,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3"},
     "mistral-window": {"model_type": "mistral", "sliding_window": WINDOW},
+    # Narrower than a tree is deep.
+    "mistral-narrow": {"model_type": "mistral", "sliding_window": 3},
     "gemma2": {
         "model_type": "gemma2",
         "sliding_window": WINDOW,
@@ -136,29 +138,14 @@ def prompt_of(length: int, seed: int = 0, vocab: int = VOCAB) -> list[int]:
     return [int(token) for token in np.random.default_rng(seed).integers(0, vocab, length)]
 
 
-class stock_attention:  # noqa: N801 - used as a context manager
-    """The model with one of transformers' own kernels instead of ours."""
-
-    def __init__(self, base: BaseModel) -> None:
-        self.base, self.ours = base, base.attention
-
-    def __enter__(self) -> None:
-        if self.ours == attention.NAME:
-            self.base.model.set_attn_implementation("sdpa")
-
-    def __exit__(self, *error: object) -> None:
-        self.base.model.set_attn_implementation(self.ours)
-
-
 def plain_greedy(base: BaseModel, prompt: list[int], max_new_tokens: int) -> list[int]:
-    """What Hugging Face ``generate`` gives greedily, end tokens ignored."""
+    """What Hugging Face ``generate`` gives greedily."""
     tokens = torch.tensor([prompt], device=base.device)
-    with stock_attention(base), torch.inference_mode():
+    with base.stock_attention(), torch.inference_mode():
         output = base.model.generate(
             tokens,
             attention_mask=torch.ones_like(tokens),
             max_new_tokens=max_new_tokens,
-            min_new_tokens=max_new_tokens,
             do_sample=False,
             pad_token_id=0,
         )
@@ -170,7 +157,7 @@ def stock_cache(base: BaseModel, text: list[int]) -> torch.Tensor:
     # Without a config every layer keeps all its tokens, sliding ones too.
     cache = DynamicCache()
     tokens = torch.tensor([text], device=base.device)
-    with stock_attention(base), torch.inference_mode():
+    with base.stock_attention(), torch.inference_mode():
         base.hidden_states(tokens, torch.arange(len(text))[None], None, cache)
     return torch.stack([torch.stack([layer.keys[0], layer.values[0]]) for layer in cache.layers])
 
@@ -217,7 +204,11 @@ def onehot_base(successor: list[int] | None = None, tokenizer: Any = None) -> Ba
 
 
 def onehot_heads(
-    num_heads: int = 3, *, shift: int = 0, good: tuple[int, ...] = tuple(range(ONEHOT)), successor: list[int] | None = None
+    num_heads: int = 3,
+    *,
+    shift: int = 0,
+    good: tuple[int, ...] = tuple(range(ONEHOT)),
+    successor: list[int] | None = None,
 ) -> MedusaHeads:
     """Heads for ``onehot_base``: right at current tokens in ``good``, wrong at the others.
 

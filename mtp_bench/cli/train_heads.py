@@ -15,6 +15,9 @@ def train_heads(
     model: options.Model = "smollm2-135m",
     method: Annotated[str, typer.Option(help="medusa (Medusa-1: base frozen).")] = "medusa",
     out: Annotated[Path, typer.Option("--out", help="Folder for the heads and the training record.")] = Path("heads"),
+    answers: Annotated[
+        Path | None, typer.Option("--answers", help="Train on these answers (answers.jsonl of an earlier run).")
+    ] = None,
     prompts: Annotated[
         str | None, typer.Option("--prompts", help="Training prompts (file); generated ones when left out.")
     ] = None,
@@ -60,7 +63,7 @@ def train_heads(
     )  # fmt: skip
     base = load_base(model, dtype=dtype, device=device, seed=seed)
     plan = TrainingPlan(
-        out=out, prompts=prompts, num_prompts=train_prompts, limit=limit, max_new_tokens=max_new_tokens,
+        out=out, answers=answers, prompts=prompts, num_prompts=train_prompts, limit=limit, max_new_tokens=max_new_tokens,
         max_tokens=max_tokens, batch=batch, raw=raw, layout=layout, store_base_rows=store_base_rows,
     )  # fmt: skip
     record = run_training(base, recipe, plan)

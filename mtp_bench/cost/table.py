@@ -124,17 +124,18 @@ class CostTable:
         nearest = known[0] if context < known[0] else known[-1]
         return (f"context {context} lies outside the measured {known[0]}..{known[-1]}: costs of {nearest} are used",)
 
-    def verify_curve(self, *, batch: int = 1, context: int | None = None) -> Floats:
-        """float64 [R]: envelope cost in ms of 1..R rows, without the draft. Read-only.
+    def verify_curve(self, *, batch: int = 1, context: int | None = None, padded: bool = True) -> Floats:
+        """float64 [R]: envelope cost in ms of 1..R rows, without the draft; not ``padded``: of just so many rows.
+        Read-only.
 
         Raises:
             InputError: the batch was not measured, or the one-row baseline was not.
         """
         chosen = self._contexts_of(VERIFY, batch)[0] if context is None else context
-        key = (VERIFY, batch, chosen)
+        key = ("padded" if padded else "exact", batch, chosen)
         if key not in self._curves:
             curve = self._between_contexts(VERIFY, batch, chosen, lambda c: self._interpolated(batch, c))
-            self._curves[key] = _frozen(_envelope(curve))
+            self._curves[key] = _frozen(_envelope(curve) if padded else curve)
         return self._curves[key]
 
     def draft_curve(self, max_depth: int, *, batch: int = 1, context: int | None = None) -> Floats:
@@ -155,17 +156,19 @@ class CostTable:
         chosen = self._contexts_of(DRAFT, batch)[0] if context is None else context
         return self._between_contexts(DRAFT, batch, chosen, lambda c: self._drafted(batch, c, max_depth))
 
-    def step_ms(self, rows: int, *, depth: int = 0, batch: int = 1, context: int | None = None) -> float:
+    def step_ms(
+        self, rows: int, *, depth: int = 0, batch: int = 1, context: int | None = None, padded: bool = True
+    ) -> float:
         """Milliseconds of one step: envelope cost of ``rows`` rows plus the draft of ``depth`` depths.
 
         ``step_ms(1)`` is the baseline: plain decoding. Rows between two measured ones are interpolated linearly,
         contexts too; a context outside the measured ones takes the nearest (:meth:`notes` says so). ``context=None``
-        is the smallest measured.
+        is the smallest measured. Not ``padded``: an engine that never runs more rows than it needs, so no envelope.
 
         Raises:
             InputError: more rows or depths than measured, fewer than one row, or a batch that was not measured.
         """
-        curve = self.verify_curve(batch=batch, context=context)
+        curve = self.verify_curve(batch=batch, context=context, padded=padded)
         if not 1 <= rows <= len(curve):
             raise InputError(
                 f"cost of {rows} rows is not known", where=self.source, fix=f"measured for 1..{len(curve)} rows"

@@ -14,7 +14,7 @@ from pathlib import Path
 from mtp_bench.decode.generate import Decoder, Generation, Request
 from mtp_bench.decode.repetition import LoopStop, loop_start
 from mtp_bench.errors import InputError
-from mtp_bench.files import write_text
+from mtp_bench.files import read_text, write_text
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat
 from mtp_bench.prompts.prompt import Prompt
@@ -56,8 +56,8 @@ class AnswerFile:
             write_text(path, json.dumps(self._header) + "\n")
 
     def _read(self) -> None:
-        lines = self.path.read_text(encoding="utf-8").split("\n")
-        if json.loads(lines[0]) != self._header:
+        lines = read_text(self.path).split("\n")
+        if self._parse(lines, 0) != self._header:
             raise InputError(
                 "the cached answers were made with another model, other prompts or settings",
                 where=str(self.path),
@@ -65,17 +65,51 @@ class AnswerFile:
             )
         # A kill can leave half a line at the end; it is dropped and its prompt answered again.
         whole = lines[1:-1]
-        for line in whole:
-            answer = Answer(**json.loads(line))
+        for index in range(1, len(lines) - 1):
+            answer = self._answer(lines, index)
             self.answers[answer.id] = answer
         if lines[-1]:
             write_text(self.path, "\n".join([lines[0], *whole]) + "\n")
+
+    def _parse(self, lines: list[str], index: int) -> object:
+        try:
+            return json.loads(lines[index])
+        except json.JSONDecodeError as error:
+            raise self._damaged(index) from error
+
+    def _answer(self, lines: list[str], index: int) -> Answer:
+        try:
+            return Answer(**self._parse(lines, index))  # type: ignore[arg-type]
+        except TypeError as error:
+            raise self._damaged(index) from error
+
+    def _damaged(self, index: int) -> InputError:
+        return InputError(
+            "damaged line in the cached answers", where=f"{self.path}:{index + 1}", fix="delete this line or the file"
+        )
 
     def append(self, answer: Answer) -> None:
         """Record one answer durably enough to survive a kill of this process."""
         self.answers[answer.id] = answer
         with open(self.path, "a", encoding="utf-8") as stream:
             stream.write(json.dumps(asdict(answer), separators=(",", ":")) + "\n")
+
+
+def read_answers(path: Path, base: BaseModel) -> list[Answer]:
+    """All answers of a file that ``answer_all`` wrote, by id, half a line at the end left out.
+
+    Raises:
+        InputError: not such a file, or made by another model.
+    """
+    lines = read_text(path).split("\n")
+    try:
+        header = json.loads(lines[0])
+        answers = {one.id: one for one in (Answer(**json.loads(line)) for line in lines[1:-1])}
+    except (ValueError, TypeError) as error:
+        raise InputError(f"not a file of answers: {error}", where=str(path), fix="give an answers.jsonl") from error
+    if header.get("model") != base.sha256:
+        raise InputError("the answers are another model's", where=str(path), fix=f"use answers of {base.name}")
+    return [answers[key] for key in sorted(answers)]
 
 
 def answer_all(
@@ -92,6 +126,7 @@ def answer_all(
     """Answer every turn of every prompt, resuming from ``path``; answers come in prompt order.
 
     Args:
+        max_prompt_tokens: longer prompts are left out, as are those whose answer would not fit the model's context.
         on_answer: called for each new answer, for progress.
     """
     header: dict[str, object] = {
@@ -101,6 +136,7 @@ def answer_all(
         "raw": chat.raw,
     }
     stored = AnswerFile(path, header)
+    longest = min(max_prompt_tokens, base.max_positions - max_new_tokens)
     for turn in range(max((len(prompt.turns) for prompt in prompts), default=0)):
         requests, categories = [], {}
         for prompt in prompts:
@@ -110,7 +146,7 @@ def answer_all(
             ids = chat.encode(_conversation(prompt, turn, stored.answers, chat))
             # Compared by content: another prompt file may use the same ids.
             known = key in stored.answers and stored.answers[key].prompt == ids
-            if not known and len(ids) <= max_prompt_tokens:
+            if not known and len(ids) <= longest:
                 requests.append(Request(key, ids, max_new_tokens))
                 categories[key] = prompt.category
         for generation in _decode(base, _similar_lengths(requests), batch, max_new_tokens):

@@ -7,12 +7,14 @@ from the first token emitted to the last, so prefill is apart.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from transformers import GenerationConfig
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.cache import TreeCache
@@ -115,23 +117,16 @@ def _request(answer: Answer) -> Request:
 def hf_generate(base: BaseModel, request: Request) -> Generation:
     """Decode with Hugging Face ``generate`` (greedy, its default cache, its stock SDPA attention)."""
     clock = _TokenClock()
-    ours = base.attention
-    if ours != "eager":
-        base.model.set_attn_implementation("sdpa")
-    try:
+    with base.stock_attention(), _plain_settings(base):
         tokens = torch.tensor([request.prompt], device=base.device)
         start = time.perf_counter()
         output: Any = base.model.generate(
             tokens,
             attention_mask=torch.ones_like(tokens),
             max_new_tokens=request.max_new_tokens,
-            do_sample=False,
             stopping_criteria=[clock],
-            pad_token_id=next(iter(base.eos_ids), 0),
         )
         emitted = output[0, len(request.prompt) :].tolist()
-    finally:
-        base.model.set_attn_implementation(ours)
     return Generation(
         request,
         tokens=emitted,
@@ -140,6 +135,20 @@ def hf_generate(base: BaseModel, request: Request) -> Generation:
         decode_s=clock.times[-1] - clock.times[0],
         stopped_by="hf",
     )
+
+
+@contextmanager
+def _plain_settings(base: BaseModel) -> Iterator[None]:
+    """Greedy decoding to our end tokens; checkpoints bring penalties and the like, which bend greedy decoding too."""
+    own = base.model.generation_config
+    ends = sorted(base.eos_ids)
+    base.model.generation_config = GenerationConfig(
+        do_sample=False, eos_token_id=ends or None, pad_token_id=ends[0] if ends else 0
+    )
+    try:
+        yield
+    finally:
+        base.model.generation_config = own
 
 
 class _TokenClock:

@@ -62,7 +62,9 @@ def probe_tree(base: BaseModel, tree: StaticTree, prompt: list[int], *, seed: in
     stepper.set_rows(tensors, tokens)
     hidden, _ = stepper.verify(len(prompt))
     in_tree = base.logits(hidden)[0].float()
-    result = _compare(base, tree, in_tree, _path_logits(base, tree, prompt, tokens[0]))
+    with base.stock_attention():
+        alone = _path_logits(base, tree, prompt, tokens[0])
+    result = _compare(base, tree, in_tree, alone)
     if not result.passed:
         raise CheckFailed(
             f"tree logits differ from per-path logits by {result.worst:.3g} standard deviations "

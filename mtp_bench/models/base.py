@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from mtp_bench.models import attention
 from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_window
 
 
@@ -153,7 +156,7 @@ class BaseModel:
             tokens: int64 [B, R].
             positions: int64 [B, R], position of each row in its sequence.
             mask: bool [B, 1, R, S] (True = visible), one per attention type where the model mixes them, or None for
-                a plain causal pass without a cache.
+                a plain causal pass without a cache (inside ``stock_attention`` where layers have windows).
             cache: the KV cache to write into, or None.
 
         Returns:
@@ -169,6 +172,20 @@ class BaseModel:
         hidden = output.last_hidden_state
         assert isinstance(hidden, torch.Tensor)
         return hidden
+
+    @contextmanager
+    def stock_attention(self) -> Iterator[None]:
+        """Run the block with transformers' own attention: the reference that ours is compared with.
+
+        Ours also cannot do without a mask where layers have a sliding window, because it is not told of the window.
+        """
+        ours = self.attention
+        if ours == attention.NAME:
+            self.model.set_attn_implementation("sdpa")
+        try:
+            yield
+        finally:
+            self.model.set_attn_implementation(ours)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """LM-head product, [.., H] -> [.., V]; monotone post-processing (soft-capping, scale) left out: greedy only."""

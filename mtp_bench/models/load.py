@@ -6,6 +6,7 @@ manifest.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,10 @@ from mtp_bench.models import aliases, attention, reference
 from mtp_bench.models.base import BaseModel
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# Their kernels take no arbitrary mask, so a tree cannot be verified with them.
-MASKLESS_ATTENTION = ("flash_attention", "flash_attn", "paged|")
+# The others (flash, paged, flex) take no boolean mask of any shape, so a tree cannot be verified with them.
+TREE_ATTENTION = (attention.NAME, "sdpa", "eager")
+# Layer types that decode.masks builds masks for.
+MASKED_LAYERS = ("full_attention", "sliding_attention")
 RECURRENT_MARKS = ("mamba", "rwkv", "recurrent", "linear_attention", "xlstm", "rglru")
 
 
@@ -59,9 +62,9 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     logging.disable_progress_bar()
     config = _hub_call(AutoConfig.from_pretrained, source, name)
     implementation = pick_attention(options.attention, config)
-    model = _hub_call(
-        AutoModelForCausalLM.from_pretrained, source, name, dtype=dtype, attn_implementation=implementation
-    )
+    arguments = {"dtype": dtype, "attn_implementation": implementation, "output_loading_info": True}
+    model, loading = _hub_call(AutoModelForCausalLM.from_pretrained, source, name, **arguments)
+    _refuse_missing(loading["missing_keys"], name)
     tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
     sha256 = _weights_sha256(folder) if folder.is_dir() else sha256_json([source, getattr(config, "_commit_hash", "")])
     return BaseModel(name, source, model.to(device).eval().requires_grad_(False), tokenizer, sha256)
@@ -111,15 +114,29 @@ def pick_attention(wanted: str, config: Any) -> str:
             where="--model",
             fix="use a model whose layers are all softmax attention",
         )
-    if any(wanted.startswith(mark) for mark in MASKLESS_ATTENTION):
+    unmasked = sorted(set(types) - set(MASKED_LAYERS))
+    if unmasked:
+        raise InputError(
+            f"{kind} has {', '.join(unmasked)} layers, for which there is no tree mask",
+            where="--model",
+            fix="use a model with full or sliding-window attention only",
+        )
+    if wanted not in ("auto", *TREE_ATTENTION):
         raise InputError(
             f"{wanted} takes no arbitrary attention mask, so it cannot verify a tree",
             where="--attention",
-            fix=f"use auto, {attention.NAME}, sdpa or eager",
+            fix=f"use auto, {', '.join(TREE_ATTENTION)}",
+        )
+    soft_capped = bool(getattr(text, "attn_logit_softcapping", None))
+    if soft_capped and wanted not in ("auto", "eager"):
+        raise InputError(
+            f"{kind} soft-caps its attention scores, which {wanted} leaves out",
+            where="--attention",
+            fix="use auto or eager",
         )
     if wanted != "auto":
         return wanted
-    return "eager" if getattr(text, "attn_logit_softcapping", None) else attention.NAME
+    return "eager" if soft_capped else attention.NAME
 
 
 def _resolve(name: str) -> str:
@@ -162,6 +179,16 @@ def _hub_call(function: Any, source: str, name: str, **arguments: Any) -> Any:
             else "no such model or no network: use a local folder, a known alias (mtp-bench inspect --aliases), "
             "--load-format dummy for costs only, or the packaged smollm2-135m",
         ) from error
+
+
+def _refuse_missing(tensors: Collection[str], name: str) -> None:
+    """transformers fills tensors that a file lacks with random numbers; measuring such a model means nothing."""
+    if tensors:
+        raise InputError(
+            f"the weights lack {len(tensors)} tensors, {min(tensors)} among them",
+            where=name,
+            fix="download the model again; a checkpoint of another architecture does not fit this config.json",
+        )
 
 
 def _weights_sha256(folder: Path) -> str:

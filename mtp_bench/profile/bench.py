@@ -37,7 +37,7 @@ class Predictor:
         if self.cost is None:
             return None
         try:
-            step_ms = self.cost.step_ms(tree.rows, depth=tree.depth, context=self.context)
+            step_ms = self.cost.step_ms(tree.rows, depth=tree.depth, context=self.context, padded=False)
         except InputError:
             return None
         return 1e3 * replay(self.trace, tree).tokens_per_step / step_ms

@@ -20,6 +20,7 @@ from mtp_bench.heads.base import HeadsInfo
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat, chat_format
+from mtp_bench.profile.alignment import shift_hint, top1_by_shift
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
 from mtp_bench.profile.environment import environment, model_facts, timestamp
 from mtp_bench.profile.live import LiveCheck, check_live
@@ -158,7 +159,7 @@ def _answer(
         )
     missing = turns - len(answers)
     if missing:
-        warn(f"{missing} turns have prompts of over 1024 tokens and were left out")
+        warn(f"{missing} turns have prompts of over 1024 tokens, or too long for the model, and were left out")
     return answers
 
 
@@ -170,12 +171,16 @@ def _record(
         raise InputError("no answer has any text that does not loop", where="--prompts", fix="use other prompts")
     with progress("trace", total, "tok") as advance:
         trace = record_trace(base, heads, answers, top_k=options.top_k, on_progress=advance)
-    if trace.num_starts > COLLAPSE_STEPS and not (trace.ranks >= 0).any():
+    hint = shift_hint(top1_by_shift(base, heads, answers))
+    # A step accepts nothing unless its first depth hits.
+    if trace.num_starts > COLLAPSE_STEPS and not (trace.ranks[:, 0] >= 0).any():
         raise CheckFailed(
             f"not one drafted token was accepted in {trace.num_starts} positions: tokens_per_step would be 1.00",
             where="trace",
-            fix="the heads do not fit this base model, or are loaded wrongly; see mtp-bench inspect",
+            fix=hint or "the heads do not fit this base model, or are loaded wrongly; see mtp-bench inspect",
         )
+    if hint:
+        warn(hint)
     trace.save(run.trace)
     AcceptanceTable.from_trace(trace, seed=options.seed).to_csv(run.acceptance)
     return trace
@@ -265,6 +270,7 @@ def load_answers(run: RunFolder, trace: RankTrace) -> list[Answer]:
 def default_folder(results: Path, base: BaseModel, shard: tuple[int, int]) -> Path:
     """``results/MODEL-DEVICE-DTYPE``, with the shard where there are several."""
     dtype = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[str(base.dtype).removeprefix("torch.")]
-    model = Path(base.name).stem if "/" in base.name or base.name.endswith(".gguf") else base.name
+    # Not the stem: version numbers have dots too. Resolved, because "." is a fine name for a model's folder.
+    model = Path(base.name).resolve().name.removesuffix(".gguf")
     name = f"{model}-{base.device.type}-{dtype}"
     return results / (name if shard[1] == 1 else f"{name}-shard{shard[0]}of{shard[1]}")

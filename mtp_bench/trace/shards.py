@@ -25,8 +25,11 @@ def merge_runs(shards: Sequence[RunFolder], out: RunFolder) -> RankTrace:
     order = {name: place for place, name in enumerate(manifests[0]["prompts"]["ids"])}
     merged = merge_traces([RankTrace.load(shard.trace) for shard in shards])
 
-    def place(name: str) -> tuple[int, str]:
-        return order[name.split("/")[0]] if name not in order else order[name], name
+    def place(name: str) -> tuple[int, int]:
+        if name in order:
+            return order[name], 1
+        prompt, _, turn = name.rpartition("/")
+        return order[prompt], int(turn)
 
     trace = merged.select(sorted(range(merged.num_prompts), key=lambda index: place(merged.prompt_ids[index])))
     trace.save(out.trace)
@@ -39,7 +42,10 @@ def merge_runs(shards: Sequence[RunFolder], out: RunFolder) -> RankTrace:
         name: sum(manifest["text"][name] for manifest in manifests)
         for name in ("answers", "tokens", "answers_cut_at_a_loop", "answers_dropped", "tokens_dropped")
     }
-    means = [(manifest["text"]["mean_context"], manifest["text"]["answers"]) for manifest in manifests]
+    means = [
+        (facts["mean_context"], facts["answers"] - facts["answers_dropped"])
+        for facts in (manifest["text"] for manifest in manifests)
+    ]
     text["mean_context"] = round(sum(mean * count for mean, count in means) / sum(count for _, count in means), 1)
     out.write_manifest(
         {

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.teacher import root_states
+from mtp_bench.files import atomic_path, sha256_json
 from mtp_bench.models.base import BaseModel
 
 PAST_END = -1
+FIELDS = ("states", "targets", "answer")
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,3 +74,48 @@ def collect(
                 on_progress(len(piece))
             row = stop
     return Features(states, targets, owner)
+
+
+def cached_features(
+    path: Path,
+    base: BaseModel,
+    train: Sequence[Answer],
+    held_out: Sequence[Answer],
+    num_heads: int,
+    *,
+    on_progress: Callable[[int], None] | None = None,
+) -> tuple[Features, Features]:
+    """``collect`` for both parts, kept in ``path`` (safetensors) so that a stopped training need not repeat it."""
+    key = sha256_json([base.sha256, str(base.dtype), num_heads, *[[[a.id, a.tokens] for a in p] for p in (train, held_out)]])
+    stored = _read(path, key)
+    if stored is None:
+        stored = (
+            collect(base, train, num_heads, on_progress=on_progress),
+            collect(base, held_out, num_heads, on_progress=on_progress),
+        )
+        write_features(path, key, *stored)
+    return stored
+
+
+def write_features(path: Path, key: str, train: Features, held_out: Features) -> None:
+    """Store both parts under ``key``, atomically."""
+    parts = {"train": train, "held_out": held_out}
+    tensors = {f"{name}.{field}": getattr(part, field) for name, part in parts.items() for field in FIELDS}
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary, metadata={"key": key})
+
+
+def _read(path: Path, key: str) -> tuple[Features, Features] | None:
+    """The stored parts, None when there are none or they belong to other text."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, framework="pt") as stored:
+            if (stored.metadata() or {}).get("key") != key:
+                return None
+            train, held_out = (
+                Features(*[stored.get_tensor(f"{name}.{field}") for field in FIELDS]) for name in ("train", "held_out")
+            )
+    except SafetensorError:
+        return None
+    return train, held_out

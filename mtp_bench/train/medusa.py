@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrize
 
 from mtp_bench.errors import InputError
 from mtp_bench.files import atomic_path, sha256_json
@@ -35,6 +37,8 @@ class MedusaRecipe:
         learning_rate: peak, after a linear warm-up and before a cosine decay to a tenth.
         decay: weight of head k in the loss is ``decay ** k``.
         batch: positions per step.
+        scale_inputs: train weights for inputs scaled to unit size per channel (folded back into plain weights at the
+            end). Hidden states hold channels a hundred times larger than others, which hinder training else.
     """
 
     num_heads: int = 4
@@ -45,6 +49,7 @@ class MedusaRecipe:
     decay: float = 0.8
     epochs: float = 2.0
     batch: int = 2048
+    scale_inputs: bool = True
     warmup_share: float = 0.05
     weight_decay: float = 0.0
     seed: int = 0
@@ -102,6 +107,8 @@ def train_medusa(
         token_map=token_map,
         seed=recipe.seed,
     )
+    if recipe.scale_inputs:
+        scale_inputs(heads, train.states)
     steps = max(1, math.ceil(len(train) * recipe.epochs / recipe.batch))
     optimizer = torch.optim.AdamW(
         heads.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
@@ -123,7 +130,39 @@ def train_medusa(
             log.held_out((step + 1) * recipe.batch, accuracy(heads, held_out))
             _save(checkpoint, key, step + 1, heads, optimizer)
             log.flush()
+    if recipe.scale_inputs:
+        for name in _scaled_parameters(heads):
+            parametrize.remove_parametrizations(heads, name, leave_parametrized=True)
     return TrainedHeads(heads, accuracy(heads, held_out), steps, steps * recipe.batch)
+
+
+class _ColumnScale(nn.Module):
+    """``weight = trained / scale`` per input channel, so that the optimizer sees unit-size inputs."""
+
+    def __init__(self, scale: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+
+    def forward(self, trained: torch.Tensor) -> torch.Tensor:
+        """The plain weight."""
+        return trained / self.scale
+
+    def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
+        """The trained form of a plain weight."""
+        return weight * self.scale
+
+
+def scale_inputs(heads: MedusaHeads, states: torch.Tensor, *, rows: int = 65536) -> None:
+    """Re-express the heads' weights for inputs divided by their root mean square over ``states`` [T, H]."""
+    sample = states[:: max(1, len(states) // rows)].float()
+    scale = sample.square().mean(0).sqrt().clamp(min=1e-6).to(heads.block_weight.device)
+    for name in _scaled_parameters(heads):
+        # unsafe=True: the check that right_inverse fits would run on a copy; a test holds it instead.
+        parametrize.register_parametrization(heads, name, _ColumnScale(scale), unsafe=True)
+
+
+def _scaled_parameters(heads: MedusaHeads) -> list[str]:
+    return ["block_weight"] if heads.lm_head == "base" else ["block_weight", "lm_weight"]
 
 
 def _train_step(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mtp_bench import __version__
-from mtp_bench.decode.answers import Answer, answer_all
+from mtp_bench.decode.answers import Answer, answer_all, read_answers
 from mtp_bench.files import sha256_json, write_json
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.heads.writers import save_version2, save_vllm
@@ -22,7 +22,7 @@ from mtp_bench.prompts.load import load_prompts
 from mtp_bench.prompts.prompt import Prompt
 from mtp_bench.prompts.training import training_prompts
 from mtp_bench.train.accuracy import HeadAccuracy
-from mtp_bench.train.features import Features, collect
+from mtp_bench.train.features import Features, cached_features
 from mtp_bench.train.log import TrainingLog
 from mtp_bench.train.medusa import MedusaRecipe, train_medusa
 
@@ -34,6 +34,7 @@ class TrainingPlan:
     """Where text comes from and where heads go; see the options of ``train-heads``."""
 
     out: Path
+    answers: Path | None
     prompts: str | None
     num_prompts: int
     limit: int | None
@@ -47,13 +48,18 @@ class TrainingPlan:
 
 def run_training(base: BaseModel, recipe: MedusaRecipe, plan: TrainingPlan) -> dict[str, Any]:
     """Do all of it, resuming from what ``plan.out`` holds; return the training record that is also written there."""
-    prompts = _prompts(plan, recipe.seed)
-    answers = _answers(base, prompts, plan)
+    if plan.answers is not None:
+        answers = read_answers(plan.answers, base)
+    else:
+        answers = _answers(base, _prompts(plan, recipe.seed), plan)
     texts = [answer for answer in answers if answer.tokens]
     train, held_out = _split(texts, plan.max_tokens)
+    plan.out.mkdir(parents=True, exist_ok=True)
     with progress("hidden states", sum(len(a.tokens) for a in train + held_out), "tok") as advance:
-        train_features = collect(base, train, recipe.num_heads, on_progress=advance)
-        held_out_features = collect(base, held_out, recipe.num_heads, on_progress=advance)
+        stored = plan.out / "features.safetensors"
+        train_features, held_out_features = cached_features(
+            stored, base, train, held_out, recipe.num_heads, on_progress=advance
+        )
     heads, accuracies = _train(base, train_features, held_out_features, recipe, plan)
     record = {
         "schema": "mtp-bench/training",
@@ -80,7 +86,6 @@ def _prompts(plan: TrainingPlan, seed: int) -> list[Prompt]:
 
 
 def _answers(base: BaseModel, prompts: Sequence[Prompt], plan: TrainingPlan) -> list[Answer]:
-    plan.out.mkdir(parents=True, exist_ok=True)
     turns = sum(len(prompt.turns) for prompt in prompts)
     with progress("answers of the base model", turns, "answers") as advance:
         return answer_all(
@@ -137,7 +142,7 @@ def _text_facts(
     answers: Sequence[Answer], train: Sequence[Answer], held_out: Sequence[Answer], plan: TrainingPlan
 ) -> dict[str, Any]:
     return {
-        "source": plan.prompts or f"training_prompts({plan.limit or plan.num_prompts})",
+        "source": _source(plan),
         "answers": len(answers),
         "answers_cut_at_a_loop": sum(answer.stopped_by == "loop" for answer in answers),
         "answers_dropped": sum(not answer.tokens for answer in answers),
@@ -147,6 +152,12 @@ def _text_facts(
         "held_out_answers": len(held_out),
         "sha256": sha256_json([[answer.id, answer.tokens] for answer in [*train, *held_out]]),
     }
+
+
+def _source(plan: TrainingPlan) -> str:
+    if plan.answers is not None:
+        return f"answers given ({plan.answers.name})"
+    return plan.prompts or f"training_prompts({plan.limit or plan.num_prompts})"
 
 
 def _write(heads: MedusaHeads, base: BaseModel, record: dict[str, Any], plan: TrainingPlan) -> None:

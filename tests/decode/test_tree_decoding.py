@@ -11,6 +11,8 @@ from tiny_models import (
     TOP_K,
     VOCAB,
     WINDOW,
+    onehot_base,
+    onehot_heads,
     plain_greedy,
     prompt_of,
     random_heads,
@@ -75,9 +77,11 @@ def test_text_equals_plain_greedy(architecture: str, kernel: str) -> None:
 def test_cache_equals_fresh_prefill_after_every_step(architecture: str, kernel: str) -> None:
     base = tiny_base(architecture, kernel)
     heads = random_heads(base)
-    tree = TreeTensors.build(SHAPES["random-63"], base.device)
+    # Every token at depth 1, so that something is accepted in every step.
+    cover = [(rank,) for rank in range(VOCAB)] + [(a, b) for a in range(VOCAB) for b in range(4)]
+    tree = TreeTensors.build(StaticTree.from_paths(cover), base.device)
     prompt = PROMPTS[1]
-    cache = TreeCache.allocate(base, batch=1, length=128)
+    cache = TreeCache.allocate(base, batch=1, length=200)
     stepper = TreeStepper(base, heads, tree, cache)
     text = prompt + stepper.prefill([0], [prompt])
     accepted = 0
@@ -90,7 +94,7 @@ def test_cache_equals_fresh_prefill_after_every_step(architecture: str, kernel: 
         assert stepper.tokens[0, 0] == text[-1]
         fresh = stock_cache(base, text[:cached])
         torch.testing.assert_close(cache.data[:, :, 0, :, :cached], fresh, atol=1e-5, rtol=1e-5)
-    assert accepted > 3
+    assert accepted >= 8
 
 
 @pytest.mark.parametrize("kind", ["own", "shared", "base", "map"])
@@ -183,8 +187,6 @@ def test_prefill_in_chunks(architecture: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_idle_slot_of_a_batch_stays_in_its_place() -> None:
     """A finished sequence whose stale drafts go on being accepted must not run out of the cache."""
-    from tiny_models import onehot_base, onehot_heads
-
     # Two cycles; the heads are perfect on one and useless on the other.
     successor = [(t + 1) % 8 for t in range(8)] + [8 + (t + 1) % 8 for t in range(8)]
     base = onehot_base(successor)
@@ -206,7 +208,3 @@ def test_refusals() -> None:
     cache = TreeCache.allocate(base, batch=1, length=16)
     with pytest.raises(InputError, match="slots"):
         Decoder(base, random_heads(base), SHAPES["star"], max_length=16, cache=cache)
-
-
-def test_vocabulary_is_small_enough_for_acceptance() -> None:
-    assert TOP_K < VOCAB

@@ -1,0 +1,68 @@
+"""Invariants 1 and 2 on a real model: replay equals live decoding, which equals plain greedy decoding, in fp32."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_models import SHAPES, plain_greedy, random_tree
+
+from mtp_bench.decode.answers import Answer
+from mtp_bench.heads.base import BaseFacts
+from mtp_bench.heads.checkpoint import load_heads
+from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.shipped import default_heads_for, shipped_heads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.models.chat import chat_format
+from mtp_bench.models.load import LoadOptions, load_base_model
+from mtp_bench.profile.live import decode_answers
+from mtp_bench.profile.record import record_trace
+from mtp_bench.topology import StaticTree
+from mtp_bench.trace import replay
+
+ALIAS = "smollm2-135m"
+QUESTIONS = ("Write a short poem about the sea.", "What is the capital of France, and what is it known for?")
+NEW_TOKENS = 24
+
+
+@pytest.fixture(scope="module")
+def base() -> BaseModel:
+    return load_base_model(ALIAS, LoadOptions(dtype="fp32", device="cpu"))
+
+
+@pytest.fixture(scope="module")
+def heads(base: BaseModel) -> MedusaHeads:
+    name = default_heads_for(ALIAS)
+    if name is None:
+        fresh = MedusaHeads.fresh(num_heads=4, num_layers=1, base_lm_head_weight=base.lm_head_weight)
+        return fresh.requires_grad_(False)
+    facts = BaseFacts(base.hidden_size, base.vocab_size, ALIAS, lm_head_weight=lambda: base.lm_head_weight)
+    loaded = load_heads(shipped_heads(name), base=facts, dtype=base.dtype, device=base.device)
+    assert isinstance(loaded.heads, MedusaHeads)
+    return loaded.heads
+
+
+@pytest.fixture(scope="module")
+def answers(base: BaseModel) -> list[Answer]:
+    chat = chat_format(base)
+    prompts = [chat.encode([("user", question)]) for question in QUESTIONS]
+    greedy = [plain_greedy(base, prompt, NEW_TOKENS) for prompt in prompts]
+    return [Answer(str(i), "test", p, t, 0, "length") for i, (p, t) in enumerate(zip(prompts, greedy, strict=True))]
+
+
+def test_engine_baseline_is_plain_greedy(base: BaseModel, answers: list[Answer]) -> None:
+    assert [g.tokens for g in decode_answers(base, None, StaticTree(()), answers)] == [a.tokens for a in answers]
+
+
+def test_replayed_steps_equal_live_steps(base: BaseModel, heads: MedusaHeads, answers: list[Answer]) -> None:
+    trace = record_trace(base, heads, answers)
+    assert (trace.ranks >= 0).any()
+    accepted = 0
+    # Mostly small trees, each on one of the texts, to stay quick; one on both texts at once.
+    trees = [SHAPES["random-63"], *[random_tree(seed, max_nodes=20) for seed in range(8)], random_tree(8)]
+    for number, tree in enumerate(trees):
+        chosen = [0, 1] if number == 1 else [number % 2]
+        texts = [answers[index] for index in chosen]
+        live = decode_answers(base, heads, tree, texts, batch=len(texts))
+        assert [g.tokens for g in live] == [a.tokens for a in texts]
+        assert [g.steps for g in live] == replay(trace, tree).steps[chosen].tolist()
+        accepted += sum(sum(g.accepted) for g in live)
+    assert accepted > 0

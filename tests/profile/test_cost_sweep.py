@@ -1,0 +1,186 @@
+"""The cost sweep: robust against outliers, cold starts and failing cells; complete on a real (tiny) model."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import random_heads, tiny_base
+
+from mtp_bench.cost import CostPoint, CostTable, write_points
+from mtp_bench.profile import costs
+from mtp_bench.profile.costs import SweepOptions, default_rows, sweep_costs, time_cells
+
+CPU = torch.device("cpu")
+OPTIONS = SweepOptions(rows=(1, 2), rounds=20)
+WARM_UP = 3
+
+
+class FakeClock:
+    """Cells move it instead of taking time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.calls: list[int] = []
+        monkeypatch.setattr(costs.time, "perf_counter", lambda: self.now)
+
+    def cell(self, rows: int, ms: Callable[[int], float], finite: bool = True) -> costs._Cell:
+        """A verify cell whose nth call (from 0, warm-up included) takes ``ms(n)``."""
+        count = itertools.count()
+
+        def call() -> None:
+            self.calls.append(rows)
+            self.now += ms(next(count)) / 1e3
+
+        return costs._Cell(CostPoint(rows=rows, context=128), call, lambda: finite)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    return FakeClock(monkeypatch)
+
+
+def test_median_and_quartiles(clock: FakeClock) -> None:
+    timings = [10 + 0.1 * index for index in range(20)]
+    [point] = time_cells([clock.cell(1, lambda n: timings[n - WARM_UP] if n >= WARM_UP else 10)], CPU, OPTIONS)
+    low, median, high = np.percentile(timings, [25, 50, 75])
+    assert (point.low_ms, point.median_ms, point.high_ms) == pytest.approx((low, median, high))
+    assert (point.n, point.status, point.rows, point.context) == (20, "ok", 1, 128)
+
+
+def test_cold_first_call_does_not_count(clock: FakeClock) -> None:
+    [point] = time_cells([clock.cell(1, lambda n: 500 if n == 0 else 10)], CPU, OPTIONS)
+    assert (point.median_ms, point.high_ms, point.n) == (pytest.approx(10), pytest.approx(10), 20)
+
+
+def test_outlier_does_not_move_the_median(clock: FakeClock) -> None:
+    [point] = time_cells([clock.cell(1, lambda n: 100 if n == 9 else 10)], CPU, OPTIONS)
+    assert (point.median_ms, point.status) == (pytest.approx(10), "ok")
+
+
+def test_wild_timings_are_marked_unstable(clock: FakeClock) -> None:
+    steady, wild = time_cells([clock.cell(1, lambda n: 10), clock.cell(2, lambda n: 10 + 20 * (n % 2))], CPU, OPTIONS)
+    assert (steady.status, wild.status) == ("ok", "unstable")
+    assert wild.n == 20
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: not enough memory: you tried ..."),
+    ],
+    ids=["python", "cuda", "cpu"],
+)
+@pytest.mark.parametrize("failing_call", [0, WARM_UP, WARM_UP + 5])
+def test_out_of_memory_ends_the_cell_only(clock: FakeClock, error: Exception, failing_call: int) -> None:
+    def fail(call: int) -> float:
+        if call == failing_call:
+            raise error
+        return 30
+
+    points = time_cells([clock.cell(1, lambda n: 10), clock.cell(2, fail), clock.cell(4, lambda n: 20)], CPU, OPTIONS)
+    assert [point.status for point in points] == ["ok", "oom", "ok"]
+    assert [point.n for point in points] == [20, 0, 20]
+    assert np.isnan(points[1].median_ms)
+    assert CostTable(tuple(points)).step_ms(2) == pytest.approx(10 + 10 / 3)
+
+
+def test_other_errors_are_not_swallowed(clock: FakeClock) -> None:
+    def fail(call: int) -> float:
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        time_cells([clock.cell(1, fail)], CPU, OPTIONS)
+
+
+def test_not_a_number_is_marked(clock: FakeClock) -> None:
+    points = time_cells([clock.cell(1, lambda n: 10), clock.cell(2, lambda n: 5, finite=False)], CPU, OPTIONS)
+    assert [point.status for point in points] == ["ok", "nan"]
+    assert len(clock.calls) == 20 + 2 * WARM_UP
+
+
+def test_order_is_interleaved_and_seeded(clock: FakeClock) -> None:
+    def order(seed: int) -> list[list[int]]:
+        clock.calls.clear()
+        options = SweepOptions(rows=(), rounds=20, seed=seed)
+        time_cells([clock.cell(rows, lambda n: 1) for rows in (1, 2, 4, 8)], CPU, options)
+        timed = clock.calls[4 * WARM_UP :]
+        return [timed[start : start + 4] for start in range(0, len(timed), 4)]
+
+    rounds = order(0)
+    assert len(rounds) == 20
+    assert all(sorted(one) == [1, 2, 4, 8] for one in rounds)
+    assert len({tuple(one) for one in rounds}) > 5
+    assert order(0) == rounds
+    assert order(1) != rounds
+
+
+def test_time_limit_keeps_whole_rounds(clock: FakeClock) -> None:
+    options = SweepOptions(rows=(), rounds=20, max_seconds=0.1)
+    points = time_cells([clock.cell(rows, lambda n: 10) for rows in (1, 2)], CPU, options)
+    assert [point.n for point in points] == [6, 6]
+
+
+def test_progress_reaches_its_end(clock: FakeClock) -> None:
+    seen: list[tuple[int, int]] = []
+    cells = [clock.cell(1, lambda n: 1), clock.cell(2, lambda n: 1, finite=False)]
+    time_cells(cells, CPU, OPTIONS, lambda done, planned: seen.append((done, planned)))
+    assert seen == [(done, 40) for done in range(1, 41)]
+
+
+def test_csv_holds_failed_cells_too(clock: FakeClock, tmp_path: Path) -> None:
+    def fail(call: int) -> float:
+        raise MemoryError
+
+    cells = [clock.cell(1, lambda n: 10), clock.cell(2, fail), clock.cell(4, lambda n: 10, finite=False)]
+    write_points(tmp_path / "cost.csv", time_cells(cells, CPU, OPTIONS))
+    rows = list(csv.DictReader((tmp_path / "cost.csv").open()))
+    assert [(row["rows"], row["status"]) for row in rows] == [("1", "ok"), ("2", "oom"), ("4", "nan")]
+    assert rows[1]["median_ms"] == ""
+    assert CostTable.from_csv(tmp_path / "cost.csv").max_rows == 1
+
+
+@pytest.mark.parametrize(("architecture", "kernel"), [("llama", "grouped_sdpa"), ("gemma2", "eager")])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_sweep_of_a_model(architecture: str, kernel: str, batch: int) -> None:
+    base = tiny_base(architecture, kernel)
+    options = SweepOptions(rows=(1, 2, 5, 16), contexts=(8, 40), batch=batch, rounds=3)
+    points = sweep_costs(base, random_heads(base), options)
+    verify = {(point.rows, point.context) for point in points if point.component == "verify"}
+    assert verify == set(itertools.product(options.rows, options.contexts))
+    assert [point.depth for point in points if point.component == "draft"] == [1, 2, 3, 4]
+    for point in points:
+        assert point.status in ("ok", "unstable")
+        assert (point.n, point.batch, point.dtype) == (3, batch, "float32")
+        assert 0 < point.low_ms <= point.median_ms <= point.high_ms
+        assert point.device
+
+
+def test_sweep_without_heads() -> None:
+    points = sweep_costs(tiny_base(), None, SweepOptions(rows=(1, 4), contexts=(8,), rounds=1))
+    assert [(point.component, point.rows) for point in points] == [("verify", 1), ("verify", 4)]
+
+
+def test_sweep_notices_weights_that_are_not_numbers() -> None:
+    base = tiny_base()
+    with torch.no_grad():
+        base.lm_head_weight[0] = float("nan")
+    points = sweep_costs(base, None, SweepOptions(rows=(1, 4), contexts=(8,), rounds=1))
+    assert {point.status for point in points} == {"nan"}
+
+
+def test_default_rows_bracket_the_largest_tree() -> None:
+    assert default_rows(64) == (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65)
+    assert default_rows(1) == (1, 2)
+    assert default_rows(300)[-1] == 300
+    for largest in range(1, 258):
+        rows = default_rows(largest)
+        assert largest in rows
+        assert list(rows) == sorted(set(rows))

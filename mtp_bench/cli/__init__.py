@@ -28,6 +28,8 @@ from mtp_bench.cli.report import report
 from mtp_bench.cli.train_heads import train_heads
 from mtp_bench.errors import MtpBenchError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="mtp-bench",
     help="Measures multi-token-prediction decoding and finds the token tree that is really fastest on this device.",
@@ -88,8 +90,7 @@ def run(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted: what was done is kept; run the same command again to go on", file=sys.stderr)
-        return 130
+        return _interrupted()
     except Exception as error:
         # click's usage errors, wherever typer keeps its click.
         if hasattr(error, "exit_code") and hasattr(error, "show"):
@@ -99,4 +100,12 @@ def run(arguments: list[str]) -> int:
             raise
         print(f"internal error: {type(error).__name__}: {error}\n  -> run with --debug and report it", file=sys.stderr)
         return 1
+    # typer turns Ctrl-C into this code itself, without a word.
+    if result == INTERRUPTED:
+        return _interrupted()
     return result if isinstance(result, int) else 0
+
+
+def _interrupted() -> int:
+    print("interrupted: what was done is kept; run the same command again to go on", file=sys.stderr)
+    return INTERRUPTED

@@ -31,6 +31,9 @@ def train_heads(
     draft_vocab: Annotated[int, typer.Option(min=0, help="Most frequent tokens to draft from; 0 = all.")] = 0,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
     decay: Annotated[float, typer.Option(help="Weight of head k in the loss is decay^k.")] = 0.8,
+    teacher_share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the base model's distribution in the targets.")
+    ] = 0.0,
     epochs: Annotated[float, typer.Option(help="Passes over the text.")] = 2.0,
     batch_positions: Annotated[int, typer.Option(min=1, help="Text positions per training step.")] = 2048,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts answered together.")] = 128,
@@ -59,12 +62,12 @@ def train_heads(
         raise InputError(f"unknown layout {layout!r}", where="--layout", fix="use vllm or version2")
     recipe = MedusaRecipe(
         num_heads=heads, num_layers=layers, lm_head=lm_head, draft_vocab=draft_vocab, learning_rate=learning_rate,
-        decay=decay, epochs=epochs, batch=batch_positions, seed=seed,
+        decay=decay, teacher_share=teacher_share, epochs=epochs, batch=batch_positions, seed=seed,
     )  # fmt: skip
     base = load_base(model, dtype=dtype, device=device, seed=seed)
     plan = TrainingPlan(
-        out=out, answers=answers, prompts=prompts, num_prompts=train_prompts, limit=limit, max_new_tokens=max_new_tokens,
-        max_tokens=max_tokens, batch=batch, raw=raw, layout=layout, store_base_rows=store_base_rows,
+        out=out, answers=answers, prompts=prompts, num_prompts=train_prompts, limit=limit,
+        max_new_tokens=max_new_tokens, max_tokens=max_tokens, batch=batch, raw=raw, layout=layout, store_base_rows=store_base_rows,
     )  # fmt: skip
     record = run_training(base, recipe, plan)
     for row in record["held_out"]:

@@ -86,7 +86,9 @@ def cached_features(
     on_progress: Callable[[int], None] | None = None,
 ) -> tuple[Features, Features]:
     """``collect`` for both parts, kept in ``path`` (safetensors) so that a stopped training need not repeat it."""
-    key = sha256_json([base.sha256, str(base.dtype), num_heads, *[[[a.id, a.tokens] for a in p] for p in (train, held_out)]])
+    key = sha256_json(
+        [base.sha256, str(base.dtype), num_heads, *[[[a.id, a.tokens] for a in p] for p in (train, held_out)]]
+    )
     stored = _read(path, key)
     if stored is None:
         stored = (

@@ -1,7 +1,8 @@
 """Medusa-1 training: the base model frozen, the heads taught to guess its own greedy text.
 
-Loss = sum over heads k of decay^k times the cross entropy of head k's draft vocabulary against the true token; a token
-outside the draft vocabulary cannot be drafted and is left out of the loss (but counts as a miss in the accuracy).
+Loss = sum over heads k of decay^k times the cross entropy of head k's draft vocabulary against the true token, or
+against a mixture of it with the base model's own distribution there (``teacher_share``), which says more per token; a
+token outside the draft vocabulary cannot be drafted and is left out of the loss (but counts as a miss in the accuracy).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class MedusaRecipe:
         learning_rate: peak, after a linear warm-up and before a cosine decay to a tenth.
         decay: weight of head k in the loss is ``decay ** k``.
         batch: positions per step.
+        teacher_share: share of the base model's distribution in the targets, 0 = the true tokens only.
         scale_inputs: train weights for inputs scaled to unit size per channel (folded back into plain weights at the
             end). Hidden states hold channels a hundred times larger than others, which hinder training else.
     """
@@ -49,6 +51,7 @@ class MedusaRecipe:
     decay: float = 0.8
     epochs: float = 2.0
     batch: int = 2048
+    teacher_share: float = 0.0
     scale_inputs: bool = True
     warmup_share: float = 0.05
     weight_decay: float = 0.0
@@ -107,6 +110,7 @@ def train_medusa(
         token_map=token_map,
         seed=recipe.seed,
     )
+    teacher_rows = base.lm_head_weight if token_map is None else base.lm_head_weight[token_map]
     if recipe.scale_inputs:
         scale_inputs(heads, train.states)
     steps = max(1, math.ceil(len(train) * recipe.epochs / recipe.batch))
@@ -120,7 +124,8 @@ def train_medusa(
     for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = _learning_rate(recipe, step, steps)
-        loss, per_head = _train_step(heads, optimizer, train.take(_batch_rows(len(train), step, recipe)), recipe)
+        rows = _batch_rows(len(train), step, recipe)
+        loss, per_head = _train_step(heads, optimizer, train, rows, teacher_rows, recipe)
         if not math.isfinite(loss):
             raise InputError(f"the loss became {loss}", where=f"training step {step}", fix="lower --learning-rate")
         log.loss(step, (step + 1) * recipe.batch, loss, per_head, optimizer.param_groups[0]["lr"])
@@ -166,21 +171,32 @@ def _scaled_parameters(heads: MedusaHeads) -> list[str]:
 
 
 def _train_step(
-    heads: MedusaHeads, optimizer: torch.optim.Optimizer, batch: Features, recipe: MedusaRecipe
+    heads: MedusaHeads,
+    optimizer: torch.optim.Optimizer,
+    train: Features,
+    rows: torch.Tensor,
+    teacher_rows: torch.Tensor,
+    recipe: MedusaRecipe,
 ) -> tuple[float, list[float]]:
-    device = heads.block_weight.device
-    targets = heads.draft_ids(batch.targets.to(device).clamp(min=0))
-    targets = torch.where(batch.targets.to(device) == PAST_END, PAST_END, targets)
+    batch, device = train.take(rows), heads.block_weight.device
+    tokens = batch.targets.to(device)
+    targets = torch.where(tokens == PAST_END, PAST_END, heads.draft_ids(tokens.clamp(min=0)))
     # bf16 products with fp32 weights and sums: what AMX and tensor cores are fast at.
     with torch.autocast(device.type, dtype=torch.bfloat16):
         states = heads.all_hidden(batch.states.to(device, torch.float32))
     losses = []
     total = torch.zeros((), device=device)
     for head in range(heads.num_heads):
-        rows = heads.lm_rows[head] if heads.lm_head == "own" else heads.lm_rows
+        lm_rows = heads.lm_rows[head] if heads.lm_head == "own" else heads.lm_rows
+        known = targets[:, head] != PAST_END
         with torch.autocast(device.type, dtype=torch.bfloat16):
-            logits = F.linear(states[head], rows)
-        loss = F.cross_entropy(logits.float(), targets[:, head], ignore_index=PAST_END)
+            logits = F.linear(states[head][known], lm_rows).float()
+        wanted: torch.Tensor = targets[known, head]
+        if recipe.teacher_share:
+            # The state that chose the token after next is that many rows on, in the same answer.
+            teacher = train.states[rows[known.cpu()] + 1 + head].to(device)
+            wanted = mix_targets(F.linear(teacher, teacher_rows), wanted, recipe.teacher_share)
+        loss = F.cross_entropy(logits, wanted)
         losses.append(float(loss.detach()))
         total = total + recipe.decay**head * loss
     optimizer.zero_grad(set_to_none=True)
@@ -188,6 +204,19 @@ def _train_step(
     torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
     optimizer.step()
     return float(total.detach()), losses
+
+
+def mix_targets(teacher_logits: torch.Tensor, tokens: torch.Tensor, share: float) -> torch.Tensor:
+    """Target distributions: ``share`` of the teacher's over the draft vocabulary, the rest on the true token.
+
+    Args:
+        teacher_logits: [R, V']; tokens: int64 [R] draft ids.
+
+    Returns:
+        float32 [R, V'], rows summing to 1.
+    """
+    mixed = share * teacher_logits.float().softmax(-1)
+    return mixed.scatter_add(1, tokens[:, None], torch.full_like(mixed[:, :1], 1 - share))
 
 
 def _batch_rows(total: int, step: int, recipe: MedusaRecipe) -> torch.Tensor:

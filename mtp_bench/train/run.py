@@ -45,6 +45,11 @@ class TrainingPlan:
     layout: str
     store_base_rows: bool
 
+    @property
+    def work(self) -> Path:
+        """Folder of what a stopped run resumes from: answers, hidden states, checkpoint."""
+        return self.out / "work"
+
 
 def run_training(base: BaseModel, recipe: MedusaRecipe, plan: TrainingPlan) -> dict[str, Any]:
     """Do all of it, resuming from what ``plan.out`` holds; return the training record that is also written there."""
@@ -54,9 +59,8 @@ def run_training(base: BaseModel, recipe: MedusaRecipe, plan: TrainingPlan) -> d
         answers = _answers(base, _prompts(plan, recipe.seed), plan)
     texts = [answer for answer in answers if answer.tokens]
     train, held_out = _split(texts, plan.max_tokens)
-    plan.out.mkdir(parents=True, exist_ok=True)
     with progress("hidden states", sum(len(a.tokens) for a in train + held_out), "tok") as advance:
-        stored = plan.out / "features.safetensors"
+        stored = plan.work / "features.safetensors"
         train_features, held_out_features = cached_features(
             stored, base, train, held_out, recipe.num_heads, on_progress=advance
         )
@@ -92,7 +96,7 @@ def _answers(base: BaseModel, prompts: Sequence[Prompt], plan: TrainingPlan) -> 
             base,
             chat_format(base, raw=plan.raw),
             prompts,
-            plan.out / "answers.jsonl",
+            plan.work / "answers.jsonl",
             max_new_tokens=plan.max_new_tokens,
             batch=plan.batch,
             on_answer=lambda _: advance(1),
@@ -133,7 +137,7 @@ def _train(
             done = step
 
         trained = train_medusa(
-            base, train, held_out, recipe, log=log, checkpoint=plan.out / "checkpoint.pt", on_step=on_step
+            base, train, held_out, recipe, log=log, checkpoint=plan.work / "checkpoint.pt", on_step=on_step
         )
     return trained.heads, trained.held_out
 

@@ -62,9 +62,7 @@ def test_optimize_tree_says_do_not_speculate(
     assert last_json(output)["num_nodes"] == 0
 
 
-def test_optimize_tree_on_a_bare_trace_maximises_tokens(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_optimize_tree_on_a_bare_trace_maximises_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ranks = np.tile(np.array([[0, 1], [2, 0], [0, 0], [-1, -1], [-1, -1]], dtype=np.int16), (4, 1))
     ranks[:, :][4::5] = -1
     ranks[3::5, 1] = -1
@@ -161,5 +159,3 @@ def test_a_full_disk_loses_nothing(
     assert "No space left" in capsys.readouterr().err
     assert out.read_text() == "old"
     assert list(tmp_path.glob(".*tmp*")) == []
-
-

@@ -169,9 +169,7 @@ def test_no_text_is_an_error(tmp_path: Path) -> None:
 
 
 def test_held_out_conversations_are_whole_and_disjoint() -> None:
-    answers = [
-        Answer(f"p{i}{turn}", "math", [1], [2, 3], 0, "eos") for i in range(60) for turn in ("", "/2")
-    ]
+    answers = [Answer(f"p{i}{turn}", "math", [1], [2, 3], 0, "eos") for i in range(60) for turn in ("", "/2")]
     train, held_out = _split(answers, None)
     names = [{answer.id.split("/")[0] for answer in part} for part in (train, held_out)]
     assert not names[0] & names[1]
@@ -199,6 +197,6 @@ def test_a_whole_run_writes_heads_that_load_back(tmp_path: Path) -> None:
     for name in (LOSS_FILE, HELD_OUT_FILE, "training.png"):
         assert (plan.out / name).is_file()
     # The answers are the base model's own.
-    lines = (plan.out / "answers.jsonl").read_text().splitlines()[1:]
+    lines = (plan.work / "answers.jsonl").read_text().splitlines()[1:]
     answer = json.loads(lines[0])
     assert answer["tokens"] == [(answer["prompt"][-1] + 1 + i) % ONEHOT for i in range(24)]

@@ -32,6 +32,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         yield temporary
         with open(temporary, "rb+") as stream:
             os.fsync(stream.fileno())
+        # Some writers make files that only their owner can read; results are for everyone the folder is for.
+        temporary.chmod(0o644)
         os.replace(temporary, path)
     except OSError as error:
         raise InputError(

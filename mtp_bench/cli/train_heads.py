@@ -66,9 +66,18 @@ def train_heads(
     )  # fmt: skip
     base = load_base(model, dtype=dtype, device=device, seed=seed)
     plan = TrainingPlan(
-        out=out, answers=answers, prompts=prompts, num_prompts=train_prompts, limit=limit,
-        max_new_tokens=max_new_tokens, max_tokens=max_tokens, batch=batch, raw=raw, layout=layout, store_base_rows=store_base_rows,
-    )  # fmt: skip
+        out=out,
+        answers=answers,
+        prompts=prompts,
+        num_prompts=train_prompts,
+        limit=limit,
+        max_new_tokens=max_new_tokens,
+        max_tokens=max_tokens,
+        batch=batch,
+        raw=raw,
+        layout=layout,
+        store_base_rows=store_base_rows,
+    )
     record = run_training(base, recipe, plan)
     for row in record["held_out"]:
         say(f"head {row['head']}: held-out top-1 {row['top1']:.3f}, top-5 {row['top5']:.3f}")

@@ -24,7 +24,7 @@ class BaseModel:
         source: where the weights came from (folder, hub id, or ``dummy``).
         model: decoder-only causal LM, in evaluation mode.
         tokenizer: its tokenizer, None for dummy weights.
-        sha256: hash of the weights' files (or of the config for dummy weights).
+        sha256: fingerprint of the weights (of the config for dummy weights).
     """
 
     name: str

@@ -1,7 +1,7 @@
 """How much of a decoding step is not the model: masks, acceptance, cache moves, drafting, and the host's bookkeeping.
 
-Run with ``pytest -s tests/benchmarks/test_step_overhead.py`` to see the figures. Whole steps and bare forward passes over
-the same rows are timed in turn in one process, so their ratio holds on a noisy machine; no timing is asserted.
+Run with ``pytest -s tests/benchmarks/test_step_overhead.py`` to see the figures. Whole steps and bare forward passes
+over the same rows are timed in turn in one process, so their ratio holds on a noisy machine; no timing is asserted.
 """
 
 from __future__ import annotations
@@ -57,6 +57,5 @@ def test_share_of_a_step_outside_the_model(base: BaseModel) -> None:
         steps.append(1e3 * generation.decode_s / generation.steps)
         bare.append(statistics.median(forward_ms(base, tree) for _ in range(generation.steps)))
     step, model = statistics.median(steps[1:]), statistics.median(bare[1:])
-    print(
-        f"\nstep of 16 rows: {step:.2f} ms, the model's forward pass {model:.2f} ms: {100 * (1 - model / step):.1f}% outside"
-    )
+    share = 100 * (1 - model / step)
+    print(f"\nstep of 16 rows: {step:.2f} ms, of it the model's forward pass {model:.2f} ms: {share:.1f}% outside")

@@ -185,9 +185,9 @@ def _load_pickle(path: Path) -> object:
     try:
         content: object = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except pickle.UnpicklingError as error:
-        reason = str(error).split("\n", 1)[0].rstrip(". ")
+        # torch's own message recommends the unsafe way, so it is not passed on.
         raise InputError(
-            f"refused: this pickle holds something other than tensors; nothing in it was executed ({reason})",
+            "refused: this pickle holds something other than tensors; nothing in it was executed",
             where=str(path),
             fix=_SAVE_AGAIN,
         ) from error

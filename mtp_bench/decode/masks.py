@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
+from mtp_bench.models import attention
 from mtp_bench.models.base import BaseModel
 
 Mask = torch.Tensor | dict[str, torch.Tensor]
@@ -33,7 +34,7 @@ def row_mask(slots: torch.Tensor, lengths: torch.Tensor, ancestors: torch.Tensor
 def for_layers(
     base: BaseModel, mask: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
 ) -> Mask:
-    """Hand the mask over as the architecture wants it: windowed for sliding layers, additive floats for eager.
+    """Hand the mask over as the architecture wants it: windowed for sliding layers, additive for eager and ours.
 
     Args:
         mask: bool [B, 1, R, S] from ``row_mask``.
@@ -43,8 +44,9 @@ def for_layers(
     masks = dict.fromkeys(kinds, mask)
     if base.sliding_window is not None and "sliding_attention" in kinds:
         masks["sliding_attention"] = mask & _within_window(base.sliding_window, mask, slots, positions)
-    if base.attention == "eager":
-        masks = {kind: _additive(part, base.dtype) for kind, part in masks.items()}
+    groups = base.num_attention_heads // base.num_kv_heads if base.attention == attention.NAME else 1
+    if base.attention != "sdpa":
+        masks = {kind: attention.prepare_mask(part, groups, base.dtype) for kind, part in masks.items()}
     return _single(masks) if len(kinds) == 1 and not getattr(base.config, "layer_types", None) else masks
 
 
@@ -53,10 +55,6 @@ def _within_window(width: int, mask: torch.Tensor, slots: torch.Tensor, position
     batch, _, _, visible = mask.shape
     key_positions = torch.arange(visible, device=mask.device).expand(batch, visible).scatter(1, slots, positions)
     return (positions[:, None, :, None] - key_positions[:, None, None, :]) < width
-
-
-def _additive(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
 
 
 def _single(masks: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -141,11 +141,14 @@ def bucket(slots: int, limit: int) -> int:
     return min(-(-slots // LENGTH_BUCKET) * LENGTH_BUCKET, limit)
 
 
-def prefill_hidden(base: BaseModel, cache: TreeCache, tokens: torch.Tensor) -> Iterator[torch.Tensor]:
+def prefill_hidden(
+    base: BaseModel, cache: TreeCache, tokens: torch.Tensor, *, chunk: int | None = None
+) -> Iterator[torch.Tensor]:
     """Write int64 [B, P] tokens to slots 0..P-1 in chunks; yield each chunk's hidden states [B, chunk, H]."""
     batch, total = tokens.shape
-    for start in range(0, total, PREFILL_CHUNK):
-        piece = tokens[:, start : start + PREFILL_CHUNK]
+    width = chunk or PREFILL_CHUNK
+    for start in range(0, total, width):
+        piece = tokens[:, start : start + width]
         slots = torch.arange(start, start + piece.shape[1], device=tokens.device).expand(batch, -1)
         lengths = torch.full((batch,), start, dtype=torch.int64, device=tokens.device)
         causal = torch.ones(piece.shape[1], piece.shape[1], dtype=torch.bool, device=tokens.device).tril()

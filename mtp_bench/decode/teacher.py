@@ -41,10 +41,10 @@ def root_states(
         yield group, pieces
 
 
-def forward(base: BaseModel, tokens: torch.Tensor) -> torch.Tensor:
+def forward(base: BaseModel, tokens: torch.Tensor, *, chunk: int | None = None) -> torch.Tensor:
     """Causal pass over int64 [B, P] tokens from an empty cache, in chunks: hidden states [B, P, H]."""
     cache = TreeCache.allocate(base, batch=tokens.shape[0], length=tokens.shape[1])
-    return torch.cat(list(prefill_hidden(base, cache, tokens)), dim=1)
+    return torch.cat(list(prefill_hidden(base, cache, tokens, chunk=chunk)), dim=1)
 
 
 def _groups(answers: Sequence[Answer], tokens_per_pass: int) -> Iterator[list[int]]:

@@ -95,6 +95,11 @@ class BaseModel:
         return int(getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads)
 
     @property
+    def num_attention_heads(self) -> int:
+        """Query heads per layer."""
+        return int(self.config.num_attention_heads)
+
+    @property
     def head_dim(self) -> int:
         """Width of one attention head."""
         explicit = getattr(self.config, "head_dim", None)

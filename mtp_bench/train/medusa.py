@@ -144,6 +144,8 @@ def train_medusa(
 class _ColumnScale(nn.Module):
     """``weight = trained / scale`` per input channel, so that the optimizer sees unit-size inputs."""
 
+    scale: torch.Tensor
+
     def __init__(self, scale: torch.Tensor) -> None:
         super().__init__()
         self.register_buffer("scale", scale)

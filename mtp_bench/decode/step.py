@@ -118,12 +118,16 @@ class TreeStepper:
 
     def verify(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Forward the current rows: hidden states [B, R, H] and greedy choices int64 [B, R]."""
-        visible = bucket(longest + self.tree.rows, self.cache.length)
         slots = self.lengths[:, None] + self._rows
         positions = self.lengths[:, None] + self.tree.depths
-        mask = row_mask(slots, self.lengths, self.tree.ancestors, visible)
+        if self.tree.rows == self.cache.batch == 1 and self.base.sees_all_without_mask:
+            # One row of one sequence sees every slot written so far: nothing to mask, and kernels are faster for it.
+            visible, layered = longest + 1, None
+        else:
+            visible = bucket(longest + self.tree.rows, self.cache.length)
+            mask = row_mask(slots, self.lengths, self.tree.ancestors, visible)
+            layered = for_layers(self.base, mask, slots, positions, self.lengths)
         self.cache.aim(slots, visible)
-        layered = for_layers(self.base, mask, slots, positions, self.lengths)
         hidden = self.base.hidden_states(self.tokens, positions, layered, self.cache)
         return hidden, self.base.logits(hidden).argmax(-1)
 

@@ -34,7 +34,7 @@ def grouped_sdpa(
     Args:
         query: [B, A, R, d]; key, value: [B, K, S, d] with A a multiple of K.
         attention_mask: bool (True = visible) or additive, [B or 1, 1, R, S], or laid out by ``prepare_mask``; None
-            means causal over R == S.
+            means causal over R == S, or for a single row that it sees every key.
 
     Returns:
         [B, R, A, d] and no attention weights.
@@ -43,11 +43,11 @@ def grouped_sdpa(
         raise ValueError("grouped_sdpa cannot apply attention soft-capping; load the model with eager attention")
     batch, heads, rows, width = query.shape
     groups = heads // key.shape[1]
-    if attention_mask is None:
+    if attention_mask is None and rows > 1:
         attention_mask = torch.ones(rows, key.shape[2], dtype=torch.bool, device=query.device).tril()[None, None]
     if groups > 1 and rows <= GROUPED_ROWS:
         query = query.reshape(batch, key.shape[1], groups * rows, width)
-        if attention_mask.shape[2] == rows > 1:
+        if attention_mask is not None and attention_mask.shape[2] == rows > 1:
             attention_mask = attention_mask.repeat(1, 1, groups, 1)
         output = F.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
         output = output.reshape(batch, heads, rows, value.shape[-1])

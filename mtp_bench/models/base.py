@@ -120,6 +120,11 @@ class BaseModel:
         """Sliding window in tokens, None without one."""
         return sliding_window(self.config)
 
+    @property
+    def sees_all_without_mask(self) -> bool:
+        """Whether a single row without a mask attends to all keys: our attention, and no layer with a window."""
+        return self.attention == attention.NAME and set(self.layer_types) == {"full_attention"}
+
     @cached_property
     def eos_ids(self) -> frozenset[int]:
         """Token ids that end an answer."""

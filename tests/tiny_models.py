@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
@@ -69,6 +71,15 @@ CASES = [
     ("gemma2", "eager"),
     ("gemma3", "eager"),
 ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from a second thread, and two that wait for each other crawl on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def tiny_base(architecture: str = "llama", kernel: str = attention.NAME, tokenizer: Any = None) -> BaseModel:

@@ -95,11 +95,11 @@ class AnswerFile:
             stream.write(json.dumps(asdict(answer), separators=(",", ":")) + "\n")
 
 
-def read_answers(path: Path, base: BaseModel) -> list[Answer]:
-    """All answers of a file that ``answer_all`` wrote, by id, half a line at the end left out.
+def stored_answers(path: Path) -> tuple[dict[str, object], dict[str, Answer]]:
+    """Header and answers (by id) of a file that ``answer_all`` wrote, half a line at the end left out.
 
     Raises:
-        InputError: not such a file, or made by another model.
+        InputError: not such a file.
     """
     lines = read_text(path).split("\n")
     try:
@@ -107,6 +107,16 @@ def read_answers(path: Path, base: BaseModel) -> list[Answer]:
         answers = {one.id: one for one in (Answer(**json.loads(line)) for line in lines[1:-1])}
     except (ValueError, TypeError) as error:
         raise InputError(f"not a file of answers: {error}", where=str(path), fix="give an answers.jsonl") from error
+    return header, answers
+
+
+def read_answers(path: Path, base: BaseModel) -> list[Answer]:
+    """All answers of such a file, by id, for training on them.
+
+    Raises:
+        InputError: not such a file, or made by another model.
+    """
+    header, answers = stored_answers(path)
     if header.get("model") != base.sha256:
         raise InputError("the answers are another model's", where=str(path), fix=f"use answers of {base.name}")
     return [answers[key] for key in sorted(answers)]

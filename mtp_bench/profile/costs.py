@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -148,8 +148,6 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _point(cell: _Cell) -> CostPoint:
-    from dataclasses import replace
-
     if cell.status != "ok" or not cell.timings_ms:
         return replace(cell.point, status=cell.status if cell.status != "ok" else "unstable")
     low, median, high = (float(value) for value in np.percentile(cell.timings_ms, [25, 50, 75]))

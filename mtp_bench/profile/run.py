@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mtp_bench.cost import CostTable
-from mtp_bench.decode.answers import Answer, answer_all
+from mtp_bench.decode.answers import Answer, answer_all, stored_answers
 from mtp_bench.decode.probe import probe_tree
 from mtp_bench.errors import CheckFailed, InputError
 from mtp_bench.files import sha256_json
@@ -255,12 +255,9 @@ def load_answers(run: RunFolder, trace: RankTrace) -> list[Answer]:
     Raises:
         InputError: the run has no text (a bare trace), or it is not the trace's.
     """
-    import json
-
     if not run.answers.exists():
         raise InputError("the run has no text to decode", where=str(run.answers), fix="run mtp-bench profile again")
-    lines = run.answers.read_text(encoding="utf-8").splitlines()[1:]
-    found = {answer.id: answer for answer in (Answer(**json.loads(line)) for line in lines)}
+    _, found = stored_answers(run.answers)
     answers = [found[name] for name in trace.prompt_ids if name in found]
     if [len(answer.tokens) for answer in answers] != trace.prompt_lengths.tolist():
         raise InputError("text and trace do not belong together", where=str(run.path), fix="profile again")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
+from mtp_bench.heads.eagle import EagleConfig, EagleDraft, parameter_shapes
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.models import attention
 from mtp_bench.models.base import BaseModel
@@ -114,6 +115,37 @@ def random_heads(base: BaseModel, kind: str = "own", *, num_heads: int = DEPTH, 
     )
     heads.attach(base.lm_head_weight.detach())
     return heads.requires_grad_(False)
+
+
+def random_eagle(base: BaseModel, variant: str = "eagle3", *, seed: int = 0, **switches: Any) -> EagleDraft:
+    """A random draft layer of the base's sizes; eagle3 over a draft vocabulary of four tokens fewer."""
+    generator = torch.Generator().manual_seed(seed)
+    token_map = torch.randperm(base.vocab_size, generator=generator)[: base.vocab_size - 4].sort().values
+    eagle3 = variant == "eagle3"
+    parts: dict[str, Any] = {"fc_bias": True}
+    if eagle3:
+        parts = {"aux_layers": (0, 1, 2), "own_lm_head": True, "final_norm": True, "draft_vocab_size": len(token_map)}
+    config = EagleConfig(
+        variant=variant,  # type: ignore[arg-type]
+        hidden_size=base.hidden_size,
+        target_hidden_size=base.hidden_size,
+        intermediate_size=48,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        vocab_size=base.vocab_size,
+        **(parts | switches),
+    )
+    tensors = {
+        name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 1.0)
+        for name, shape in parameter_shapes(config).items()
+    }
+    if eagle3:
+        tensors["token_map"] = token_map
+    draft = EagleDraft(config, tensors)
+    draft.attach(base.embedding_weight, base.lm_head_weight)
+    draft.max_depth = DEPTH
+    return draft.requires_grad_(False)
 
 
 def random_tree(seed: int, *, max_nodes: int = 63, depth: int = DEPTH, top_k: int = TOP_K) -> StaticTree:

@@ -29,6 +29,11 @@ class Measured:
     mean_context: int | None
     provenance: dict[str, Any]
 
+    @property
+    def method(self) -> str:
+        """Which kind of heads the acceptance is of."""
+        return str(self.provenance.get("heads", {}).get("method") or "medusa")
+
 
 def read_measured(profile: str | None, acceptance: Path | None, cost: Path | None) -> Measured:
     """Read what the options name; a file given replaces the run's own.

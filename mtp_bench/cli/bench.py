@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_bench.cli import options
+from mtp_bench.errors import InputError
 
 if TYPE_CHECKING:
     from mtp_bench.runs import RunFolder
@@ -30,7 +31,7 @@ def bench(
     json_output: options.Json = False,
 ) -> None:
     """Decode a run's prompts with the winning tree (or --topology ...), the N = 0 baseline and HF generate."""
-    from mtp_bench.cli.loading import load_base, load_medusa
+    from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
     from mtp_bench.runs import open_run
     from mtp_bench.topology import resolve
@@ -44,8 +45,9 @@ def bench(
         model or facts["name"], dtype=dtype or _short(facts["dtype"]), device=device,
         attention=attention or facts["attention"], seed=seed,
     )  # fmt: skip
-    medusa, _ = load_medusa(heads, base)
-    document = bench_run(run, base, medusa, trees, limit=limit, repeats=repeats, hf=hf, seed=seed)
+    document = bench_run(
+        run, base, heads_of_run(manifest, base, heads), trees, limit=limit, repeats=repeats, hf=hf, seed=seed
+    )
     print_bench(document)
     if json_output:
         emit_json(document)
@@ -53,7 +55,7 @@ def bench(
 
 
 def bench_run(
-    run: RunFolder, base: Any, medusa: Any, trees: Any, *, limit: int, repeats: int, hf: bool, seed: int
+    run: RunFolder, base: Any, heads: Any, trees: Any, *, limit: int, repeats: int, hf: bool, seed: int
 ) -> dict[str, Any]:
     """Bench ``trees`` on a run's prompts; writes bench.csv and bench.json; return the document."""
     import torch
@@ -82,7 +84,7 @@ def bench_run(
             advance(done - before)
             before = done
 
-        rows = run_bench(base, medusa, trees, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress)
+        rows = run_bench(base, heads, trees, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress)
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
@@ -91,6 +93,30 @@ def bench_run(
     write_bench_csv(run.bench_csv, rows, trees, predictor)
     write_json(run.bench_json, document)
     return document
+
+
+def heads_of_run(manifest: dict[str, Any], base: Any, named: str | None) -> Any:
+    """The heads that a run was profiled with, or those named instead.
+
+    Raises:
+        InputError: the heads found are not the run's.
+    """
+    from mtp_bench.cli.loading import load_heads
+    from mtp_bench.progress import warn
+
+    recorded = manifest["heads"]
+    facts = recorded.get("facts", {})
+    layers = ",".join(map(str, facts.get("aux_layers", []))) or None
+    heads, info = load_heads(named or facts.get("source"), base, aux_layers=layers, depth=facts.get("depth"))
+    if info.hash != recorded["hash"]:
+        if named is None:
+            raise InputError(
+                "these are not the heads that the run was profiled with",
+                where=f"--heads {facts.get('source')}",
+                fix="name the run's heads with --heads, or profile again",
+            )
+        warn("other heads than the run was profiled with: predictions do not hold for them")
+    return heads
 
 
 def choose_prompts(trace: Any, limit: int) -> list[int]:

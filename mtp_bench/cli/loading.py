@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +10,7 @@ from mtp_bench.errors import InputError
 from mtp_bench.progress import say, warn
 
 if TYPE_CHECKING:
-    from mtp_bench.heads.base import HeadsInfo
-    from mtp_bench.heads.medusa import MedusaHeads
+    from mtp_bench.heads.base import AnyHeads, HeadsInfo
     from mtp_bench.models.base import BaseModel
 
 
@@ -41,7 +41,9 @@ def find_heads(heads: str | None, model: str) -> Path:
     name = heads or default_heads_for(model)
     if name is None:
         raise InputError(
-            f"no heads are shipped for {model}", where="--heads", fix="name a folder with Medusa heads, or train some"
+            f"no heads are shipped for {model}",
+            where="--heads",
+            fix="name a folder with Medusa or EAGLE heads, or train some",
         )
     if Path(name).exists():
         return Path(name)
@@ -55,11 +57,18 @@ def find_heads(heads: str | None, model: str) -> Path:
     return shipped
 
 
-def load_medusa(heads: str | None, base: BaseModel) -> tuple[MedusaHeads, HeadsInfo]:
-    """Load heads for ``base``; warnings go to stderr and stay in the returned info."""
+def load_heads(
+    heads: str | None, base: BaseModel, *, aux_layers: str | None = None, depth: int | None = None
+) -> tuple[AnyHeads, HeadsInfo]:
+    """Load heads for ``base``; warnings go to stderr and stay in the returned info.
+
+    Args:
+        aux_layers: comma-separated layers that an EAGLE-3 draft reads, instead of those its config names.
+        depth: how deep an EAGLE draft may draft.
+    """
+    from mtp_bench.heads import checkpoint
     from mtp_bench.heads.base import BaseFacts
-    from mtp_bench.heads.checkpoint import load_heads
-    from mtp_bench.heads.medusa import MedusaHeads
+    from mtp_bench.heads.eagle import EagleDraft
     from mtp_bench.models.aliases import hub_id
 
     path = find_heads(heads, base.name)
@@ -69,13 +78,35 @@ def load_medusa(heads: str | None, base: BaseModel) -> tuple[MedusaHeads, HeadsI
         vocab_size=base.vocab_size,
         name=base.name,
         lm_head_weight=lambda: base.lm_head_weight,
+        embedding_weight=lambda: base.embedding_weight,
+        num_layers=base.num_layers,
         aliases=(hub, base.source) if hub else (base.source,),
         weights_hash=base.sha256,
     )
-    loaded = load_heads(path, base=facts, dtype=base.dtype, device=base.device)
-    assert isinstance(loaded.heads, MedusaHeads)
-    info = loaded.info
-    say(f"heads {path.name}: {info.num_heads} heads, {info.layout} layout, {info.bytes / 1e6:.1f} MB")
+    loaded = checkpoint.load_heads(
+        path, base=facts, dtype=base.dtype, device=base.device, aux_layers=parse_layers(aux_layers)
+    )
+    info = replace(loaded.info, facts={**loaded.info.facts, "source": heads or path.name})
+    if isinstance(loaded.heads, EagleDraft):
+        loaded.heads.max_depth = depth or loaded.heads.max_depth
+        info = replace(info, facts={**info.facts, "depth": loaded.heads.max_depth})
+        say(f"draft {path.name}: {info.method}, {info.layout} layout, {info.bytes / 1e6:.1f} MB")
+    else:
+        say(f"heads {path.name}: {info.num_heads} heads, {info.layout} layout, {info.bytes / 1e6:.1f} MB")
     for warning in loaded.warnings:
         warn(warning)
     return loaded.heads, info
+
+
+def parse_layers(text: str | None) -> tuple[int, ...] | None:
+    """``2,15,27`` -> layer numbers; None and ``auto`` leave it to the draft's config.
+
+    Raises:
+        InputError: not a list of layer numbers.
+    """
+    if text is None or text == "auto":
+        return None
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise InputError(f"{text!r} is no list of layers", where="--aux-layers", fix="write e.g. 2,15,27") from error

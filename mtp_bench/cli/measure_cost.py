@@ -31,7 +31,7 @@ def measure_cost(
     json_output: options.Json = False,
 ) -> None:
     """Time a step over 1..max-rows rows in random interleaved order; writes cost.csv."""
-    from mtp_bench.cli.loading import load_base, load_medusa
+    from mtp_bench.cli.loading import load_base, load_heads
     from mtp_bench.cli.output import emit_json
     from mtp_bench.cost import CostTable
     from mtp_bench.profile.costs import SweepOptions, default_rows
@@ -41,12 +41,12 @@ def measure_cost(
     from mtp_bench.runs import RESULTS, RunFolder
 
     base = load_base(model, dtype=dtype, device=device, attention=attention, load_format=load_format, seed=seed)
-    medusa = load_medusa(heads, base)[0] if heads else None
+    loaded = load_heads(heads, base)[0] if heads else None
     sweep = SweepOptions(
         rows=default_rows(max_rows), contexts=tuple(context or (128, 512)), batch=batch, rounds=rounds,
         max_seconds=60 * max_minutes, seed=seed,
     )  # fmt: skip
-    points = measure_with_progress(base, medusa, sweep)
+    points = measure_with_progress(base, loaded, sweep)
     run = RunFolder(out or RESULTS / f"cost-{Path(base.name).stem}-{base.device.type}")
     table = CostTable(tuple(points), source=str(run.cost))
     table.to_csv(run.cost)

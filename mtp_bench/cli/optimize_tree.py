@@ -94,7 +94,7 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
         expected["tokens_per_second"] = winner.tokens_per_s
         expected["speedup_vs_autoregressive"] = winner.speedup_predicted
     limits = {"max_nodes": found.exact.max_nodes, "max_depth": found.exact.max_depth}
-    TopologyDocument(found.tree, "medusa", expected, measured.provenance, limits).write(path)
+    TopologyDocument(found.tree, measured.method, expected, measured.provenance, limits).write(path)
 
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:

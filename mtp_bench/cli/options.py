@@ -13,6 +13,15 @@ Model = Annotated[
 Heads = Annotated[
     str | None, typer.Option("--heads", help="Heads: folder or shipped name; the model's shipped heads when left out.")
 ]
+AuxLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--aux-layers", help="Layers whose inputs an EAGLE-3 draft reads (2,15,27); its config's when left out."
+    ),
+]
+Depth = Annotated[
+    int | None, typer.Option("--depth", min=1, help="Tokens an EAGLE draft may draft in a row; 6 when left out.")
+]
 Prompts = Annotated[
     str | None,
     typer.Option("--prompts", help="Prompt file (Spec-Bench, ShareGPT, JSONL or text); the shipped ones if left out."),

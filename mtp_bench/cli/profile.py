@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 def profile(
     model: options.Model = "smollm2-135m",
     heads: options.Heads = None,
+    aux_layers: options.AuxLayers = None,
+    depth: options.Depth = None,
     prompts: options.Prompts = None,
     limit: options.Limit = None,
     max_new_tokens: options.MaxNewTokens = 128,
@@ -38,7 +40,7 @@ def profile(
     json_output: options.Json = False,
 ) -> None:
     """Record how often drafted tokens are accepted and what verifying them costs; resumes where it was stopped."""
-    from mtp_bench.cli.loading import load_base, load_medusa
+    from mtp_bench.cli.loading import load_base, load_heads
     from mtp_bench.cli.output import emit_json
     from mtp_bench.profile.run import ProfileOptions, default_folder, run_profile
     from mtp_bench.progress import say
@@ -49,12 +51,12 @@ def profile(
     # Before the model is loaded, so that a broken file is refused at once.
     prompt_set = load_prompts(prompts, limit)
     base = load_base(model, dtype=dtype, device=device, attention=attention, seed=seed)
-    medusa, info = load_medusa(heads, base)
+    loaded, info = load_heads(heads, base, aux_layers=aux_layers, depth=depth)
     run = RunFolder(out or default_folder(RESULTS, base, part))
     sweep = default_sweep(max_rows, context, rounds, seed)
     settings = ProfileOptions(max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, raw=raw, shard=part, seed=seed)
     command = shlex.join(["mtp-bench", *sys.argv[1:]])
-    manifest = run_profile(base, medusa, info, prompt_set, run, settings, sweep if costs else None, command)
+    manifest = run_profile(base, loaded, info, prompt_set, run, settings, sweep if costs else None, command)
     say(f"profile: {run.path}\n  next: mtp-bench optimize-tree --profile {run.path}")
     if json_output:
         emit_json({"run": str(run.path), **manifest})

@@ -43,7 +43,7 @@ def quickstart(
 ) -> None:
     """Profile, optimize, bench and report the reference model: the whole tool in one command."""
     from mtp_bench.cli.bench import bench_run, check_bench, print_bench
-    from mtp_bench.cli.loading import load_base, load_medusa
+    from mtp_bench.cli.loading import load_base, load_heads
     from mtp_bench.cli.output import emit_json
     from mtp_bench.cli.profile import default_sweep
     from mtp_bench.models.reference import ALIAS
@@ -57,18 +57,18 @@ def quickstart(
     effort = FAST if fast else FULL
     say("1/4 profile: text, acceptance rates, costs")
     base = load_base(ALIAS, dtype=dtype, device=device, seed=seed)
-    medusa, info = load_medusa(None, base)
+    heads, info = load_heads(None, base)
     run = RunFolder(out or RESULTS / ("quickstart-fast" if fast else "quickstart"))
     command = shlex.join(["mtp-bench", *sys.argv[1:]])
     settings = ProfileOptions(max_new_tokens=effort.max_new_tokens, seed=seed)
     sweep = default_sweep(budget + 1, None, effort.rounds, seed)
-    run_profile(base, medusa, info, load_prompts(None, effort.prompts), run, settings, sweep, command)
+    run_profile(base, heads, info, load_prompts(None, effort.prompts), run, settings, sweep, command)
     say("2/4 optimize-tree: the fastest tree for these rates and costs")
     found, document = _optimize(run, budget, seed)
     say("3/4 bench: real decoding, interleaved with the baselines")
     trees = {**({"winner": found.tree} if found.tree.num_nodes else {}), **_others(found)}
     measured = bench_run(
-        run, base, medusa, trees, limit=effort.bench_prompts, repeats=effort.bench_repeats, hf=True, seed=seed
+        run, base, heads, trees, limit=effort.bench_prompts, repeats=effort.bench_repeats, hf=True, seed=seed
     )
     print_bench(measured)
     say("4/4 report: CSV and plots")

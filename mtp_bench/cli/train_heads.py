@@ -10,36 +10,51 @@ import typer
 from mtp_bench.cli import options
 from mtp_bench.errors import InputError
 
+METHODS = ("medusa", "eagle", "eagle3")
+LAYOUTS = {"medusa": ("vllm", "version2"), "eagle": ("eagle", "speculators"), "eagle3": ("eagle3", "speculators")}
+
 
 def train_heads(
     model: options.Model = "smollm2-135m",
-    method: Annotated[str, typer.Option(help="medusa (Medusa-1: base frozen).")] = "medusa",
+    method: Annotated[
+        str, typer.Option(help="medusa (Medusa-1: base frozen), eagle (EAGLE-1/2) or eagle3.")
+    ] = "medusa",
     out: Annotated[Path, typer.Option("--out", help="Folder for the heads and the training record.")] = Path("heads"),
     answers: Annotated[
-        Path | None, typer.Option("--answers", help="Train on these answers (answers.jsonl of an earlier run).")
+        list[Path] | None,
+        typer.Option("--answers", help="Train on these answers (answers.jsonl of an earlier run); may repeat."),
     ] = None,
     prompts: Annotated[
         str | None, typer.Option("--prompts", help="Training prompts (file); generated ones when left out.")
     ] = None,
-    train_prompts: Annotated[int, typer.Option(min=2, help="How many generated prompts to answer.")] = 10_000,
+    train_prompts: Annotated[int, typer.Option(min=0, help="How many generated prompts to answer.")] = 5_000,
+    self_written: Annotated[
+        int, typer.Option(min=0, help="How many prompts the base model itself writes, to be answered too.")
+    ] = 5_000,
     limit: options.Limit = None,
     max_new_tokens: options.MaxNewTokens = 192,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Train on so many tokens of text at most.")] = None,
-    heads: Annotated[int, typer.Option("--heads", min=1, help="Number of heads.")] = 4,
-    layers: Annotated[int, typer.Option(min=1, help="Residual blocks per head.")] = 1,
-    lm_head: Annotated[str, typer.Option(help="base (borrowed), shared (one trained) or own (one per head).")] = "base",
+    heads: Annotated[int, typer.Option("--heads", min=1, help="medusa: number of heads.")] = 4,
+    layers: Annotated[int, typer.Option(min=1, help="medusa: residual blocks per head.")] = 1,
+    lm_head: Annotated[
+        str, typer.Option(help="medusa: base (borrowed), shared (one trained) or own (one per head).")
+    ] = "base",
+    unroll: Annotated[int, typer.Option(min=1, help="eagle, eagle3: tokens drafted in a row while training.")] = 4,
+    intermediate_size: Annotated[int, typer.Option(min=0, help="eagle, eagle3: of the MLP; 0 = the base's.")] = 0,
     draft_vocab: Annotated[int, typer.Option(min=0, help="Most frequent tokens to draft from; 0 = all.")] = 0,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
-    decay: Annotated[float, typer.Option(help="Weight of head k in the loss is decay^k.")] = 0.8,
+    decay: Annotated[float, typer.Option(help="Weight of head (or depth) k in the loss is decay^k.")] = 0.8,
     teacher_share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share of the base model's distribution in the targets.")
+        float, typer.Option(min=0.0, max=1.0, help="medusa: share of the base model's distribution in the targets.")
     ] = 0.0,
     epochs: Annotated[float, typer.Option(help="Passes over the text.")] = 2.0,
     batch_positions: Annotated[int, typer.Option(min=1, help="Text positions per training step.")] = 2048,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts answered together.")] = 128,
-    layout: Annotated[str, typer.Option(help="vllm or version2.")] = "vllm",
+    layout: Annotated[
+        str | None, typer.Option(help="medusa: vllm or version2; eagle, eagle3: the authors' or speculators.")
+    ] = None,
     store_base_rows: Annotated[
-        bool, typer.Option(help="Store the borrowed LM rows, so that vLLM can load the file; larger.")
+        bool, typer.Option(help="medusa: store the borrowed LM rows, so that vLLM can load the file; larger.")
     ] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
@@ -51,36 +66,57 @@ def train_heads(
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
     from mtp_bench.progress import say
+    from mtp_bench.train.eagle import EagleRecipe
     from mtp_bench.train.medusa import MedusaRecipe
-    from mtp_bench.train.run import TrainingPlan, run_training
+    from mtp_bench.train.run import Recipe, TrainingPlan, run_training
 
-    if method != "medusa":
-        raise InputError(f"unknown method {method!r}", where="--method", fix="use medusa")
-    if lm_head not in ("base", "shared", "own"):
-        raise InputError(f"unknown LM head {lm_head!r}", where="--lm-head", fix="use base, shared or own")
-    if layout not in ("vllm", "version2"):
-        raise InputError(f"unknown layout {layout!r}", where="--layout", fix="use vllm or version2")
-    recipe = MedusaRecipe(
-        num_heads=heads, num_layers=layers, lm_head=lm_head, draft_vocab=draft_vocab, learning_rate=learning_rate,
-        decay=decay, teacher_share=teacher_share, epochs=epochs, batch=batch_positions, seed=seed,
-    )  # fmt: skip
+    _one_of("--method", method, METHODS)
+    _one_of("--lm-head", lm_head, ("base", "shared", "own"))
+    _one_of("--layout", layout or LAYOUTS[method][0], LAYOUTS[method])
+    recipe: Recipe
+    if method == "medusa":
+        recipe = MedusaRecipe(
+            num_heads=heads, num_layers=layers, lm_head=lm_head, draft_vocab=draft_vocab, learning_rate=learning_rate,
+            decay=decay, teacher_share=teacher_share, epochs=epochs, batch=batch_positions, seed=seed,
+        )  # fmt: skip
+    else:
+        recipe = EagleRecipe(
+            variant="eagle" if method == "eagle" else "eagle3",
+            draft_vocab=draft_vocab,
+            unroll=unroll,
+            intermediate_size=intermediate_size,
+            learning_rate=learning_rate,
+            decay=decay,
+            epochs=epochs,
+            batch=batch_positions,
+            seed=seed,
+        )
     base = load_base(model, dtype=dtype, device=device, seed=seed)
     plan = TrainingPlan(
         out=out,
-        answers=answers,
+        answers=tuple(answers or ()),
         prompts=prompts,
         num_prompts=train_prompts,
+        self_written=self_written,
         limit=limit,
         max_new_tokens=max_new_tokens,
         max_tokens=max_tokens,
         batch=batch,
         raw=raw,
-        layout=layout,
+        layout=layout or LAYOUTS[method][0],
         store_base_rows=store_base_rows,
     )
     record = run_training(base, recipe, plan)
     for row in record["held_out"]:
-        say(f"head {row['head']}: held-out top-1 {row['top1']:.3f}, top-5 {row['top5']:.3f}")
+        say(f"depth {row['head'] + 1}: held-out top-1 {row['top1']:.3f}, top-5 {row['top5']:.3f}")
     say(f"heads, training record and plots: {out}")
     if json_output:
         emit_json(record)
+
+
+def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raises:
+    InputError: ``value`` is not allowed.
+    """
+    if value not in allowed:
+        raise InputError(f"unknown value {value!r}", where=option, fix=f"use {' or '.join(allowed)}")

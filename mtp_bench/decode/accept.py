@@ -34,11 +34,12 @@ def accept_greedy(tokens: torch.Tensor, choices: torch.Tensor, tree: TreeTensors
         choices: int64 [B, R], the base model's greedy token after each row.
         tree: the topology's tensors.
     """
-    matches = (tokens == choices[:, tree.parents]) & tree.real
+    batch = len(tokens)
+    matches = (tokens == choices.gather(1, tree.parents.expand(batch, -1))) & tree.real
     matches[:, 0] = True
     # A row is accepted when no ancestor-or-self of it is a mismatch.
     refused = (tree.ancestors & ~matches[:, None, :]).any(-1) | ~tree.real
-    row = torch.where(refused, -1, tree.depths).argmax(-1)
-    path = tree.path_rows[row]
+    accepted, row = torch.where(refused, -1, tree.depths).max(-1)
+    path = tree.path_rows.expand(batch, -1, -1)[torch.arange(batch, device=row.device), row]
     # Every accepted token equals the choice at its parent, so the choices along the path are what the step emits.
-    return Acceptance(tree.depths[row], row, path, choices.gather(1, path))
+    return Acceptance(accepted, row, path, choices.gather(1, path))

@@ -19,9 +19,9 @@ from transformers import GenerationConfig
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.generate import Decoder, Generation, Request
-from mtp_bench.decode.step import PREFILL_CHUNK
+from mtp_bench.decode.prefill import PREFILL_CHUNK
 from mtp_bench.decode.teacher import forward
-from mtp_bench.heads.base import Heads
+from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import StaticTree
 
@@ -61,7 +61,7 @@ Arm = Callable[[Answer], Generation]
 
 def run_bench(
     base: BaseModel,
-    heads: Heads | None,
+    heads: AnyHeads | None,
     trees: Mapping[str, StaticTree],
     answers: Sequence[Answer],
     *,
@@ -94,7 +94,7 @@ def run_bench(
 
 
 def _arms(
-    base: BaseModel, heads: Heads | None, trees: Mapping[str, StaticTree], answers: Sequence[Answer], with_hf: bool
+    base: BaseModel, heads: AnyHeads | None, trees: Mapping[str, StaticTree], answers: Sequence[Answer], with_hf: bool
 ) -> dict[str, Arm]:
     longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
     widest = max([tree.rows for tree in trees.values()], default=1)

@@ -13,6 +13,13 @@ import torch
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.compat import Cache
 
+LENGTH_BUCKET = 64
+
+
+def bucket(slots: int, limit: int) -> int:
+    """Slots rounded up to a bucket, so that shapes repeat; at most ``limit``."""
+    return min(-(-slots // LENGTH_BUCKET) * LENGTH_BUCKET, limit)
+
 
 class TreeCache(Cache):
     """A transformers cache whose rows are written to slots the decoder chooses.

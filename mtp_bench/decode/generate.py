@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mtp_bench.decode.cache import TreeCache
-from mtp_bench.decode.step import PREFILL_CHUNK, TreeStepper
+from mtp_bench.decode.prefill import PREFILL_CHUNK
+from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
-from mtp_bench.heads.base import Heads
+from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import StaticTree
 
@@ -74,7 +75,7 @@ class Decoder:
     def __init__(
         self,
         base: BaseModel,
-        heads: Heads | None,
+        heads: AnyHeads | None,
         tree: StaticTree,
         *,
         batch: int = 1,

@@ -16,18 +16,19 @@ def row_mask(slots: torch.Tensor, lengths: torch.Tensor, ancestors: torch.Tensor
     """Which slots each row sees: the whole prefix, and its ancestors among the rows.
 
     Args:
-        slots: int64 [B, R] slot of each row.
+        slots: int64 [B, A] slot of each row, and of rows before them that are not computed now.
         lengths: int64 [B] cached tokens before the first row.
-        ancestors: bool [R, R], ``ancestors[r, a]`` = row a is row r or an ancestor of it.
+        ancestors: bool [R, A] or [B, R, A], ``ancestors[r, a]`` = row a is row r or an ancestor of it.
         visible: number of slots S that attention sees.
 
     Returns:
         bool [B, 1, R, S], True = visible.
     """
-    batch, rows = slots.shape
+    batch, known = slots.shape
+    rows = ancestors.shape[-2]
     every_slot = torch.arange(visible, device=slots.device)
     prefix = (every_slot < lengths[:, None])[:, None, :].expand(batch, rows, visible)
-    mask = prefix.scatter(2, slots[:, None, :].expand(batch, rows, rows), ancestors.expand(batch, rows, rows))
+    mask = prefix.scatter(2, slots[:, None, :].expand(batch, rows, known), ancestors.expand(batch, rows, known))
     return mask[:, None]
 
 

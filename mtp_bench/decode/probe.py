@@ -60,8 +60,7 @@ def probe_tree(base: BaseModel, tree: StaticTree, prompt: list[int], *, seed: in
     stepper = TreeStepper(base, None, TreeTensors.build(StaticTree(()), base.device), cache)
     stepper.prefill([0], [prompt])
     stepper.set_rows(tensors, tokens)
-    hidden, _ = stepper.verify(len(prompt))
-    in_tree = base.logits(hidden)[0].float()
+    in_tree = base.logits(stepper.verify(len(prompt)).hidden)[0].float()
     with base.stock_attention():
         alone = _path_logits(base, tree, prompt, tokens[0])
     result = _compare(base, tree, in_tree, alone)

@@ -6,20 +6,32 @@ the only host traffic is the one small tensor that ``TreeStepper.step`` returns.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 
 from mtp_bench.decode.accept import accept_greedy
-from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.cache import TreeCache, bucket
+from mtp_bench.decode.draft import Settled, Which, drafter_for
 from mtp_bench.decode.masks import for_layers, row_mask
+from mtp_bench.decode.prefill import prefill
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
-from mtp_bench.heads.base import Heads
+from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
 
-LENGTH_BUCKET = 64
-PREFILL_CHUNK = 512
+
+class Verified(NamedTuple):
+    """What the base model says about the rows of a tree.
+
+    Attributes:
+        hidden: [B, R, H] final hidden states; features: [B, R, F] what the draft reads of them or of earlier layers.
+        choices: int64 [B, R], the greedy token after each row.
+    """
+
+    hidden: torch.Tensor
+    features: torch.Tensor
+    choices: torch.Tensor
 
 
 class TreeStepper:
@@ -31,16 +43,17 @@ class TreeStepper:
         active: int64 [B], 1 for sequences in flight, 0 for free slots, whose rows are computed but lead nowhere.
     """
 
-    def __init__(self, base: BaseModel, heads: Heads | None, tree: TreeTensors, cache: TreeCache) -> None:
+    def __init__(self, base: BaseModel, heads: AnyHeads | None, tree: TreeTensors, cache: TreeCache) -> None:
         if tree.depth > 0 and heads is None:
             raise InputError("a topology with nodes needs heads", where="--topology", fix="give --heads")
-        if heads is not None and tree.depth > heads.num_heads:
+        if heads is not None and tree.depth > heads.max_depth:
             raise InputError(
-                f"the topology is {tree.depth} deep, the heads draft only {heads.num_heads} tokens",
+                f"the topology is {tree.depth} deep, the heads draft only {heads.max_depth} tokens",
                 where="--topology",
                 fix="clip the tree (mtp-bench trees show) or use heads with more depths",
             )
-        self.base, self.heads, self.cache = base, heads, cache
+        self.base, self.cache = base, cache
+        self.drafter = drafter_for(heads, tree.tree, cache)
         self.lengths = torch.zeros(cache.batch, dtype=torch.int64, device=base.device)
         self.active = torch.zeros_like(self.lengths)
         self.set_rows(tree, torch.zeros(cache.batch, tree.rows, dtype=torch.int64, device=base.device))
@@ -56,12 +69,17 @@ class TreeStepper:
         """Fill the caches of ``sequences`` with their prompts and draft their first trees; return the first tokens."""
         where = torch.tensor(sequences, device=self.base.device)
         lengths = torch.tensor([len(prompt) for prompt in prompts], device=self.base.device)
-        hidden = self._prefill_last(sequences, prompts, lengths)
-        roots = self.base.logits(hidden).argmax(-1)
+        hidden, features = self._prefill(sequences, prompts)
+        last = hidden[torch.arange(len(prompts), device=self.base.device), lengths - 1]
+        roots = self.base.logits(last).argmax(-1)
         self.lengths[where] = lengths
         self.active[where] = 1
         self.tokens[where, 0] = roots
-        self.draft(where, hidden)
+        if self.drafter is not None:
+            # The draft reads each feature beside the token after it: the prompt without its first, then the root.
+            following = _padded([[*prompt[1:], 0] for prompt in prompts], self.base.device)
+            following[torch.arange(len(prompts), device=self.base.device), lengths - 1] = roots
+            self.draft(where, Settled(torch.zeros_like(lengths), following, features, lengths, 0))
         return [int(root) for root in roots.tolist()]
 
     def release(self, sequence: int) -> None:
@@ -69,20 +87,17 @@ class TreeStepper:
         self.lengths[sequence] = 0
         self.active[sequence] = 0
 
-    def _prefill_last(self, sequences: list[int], prompts: list[list[int]], lengths: torch.Tensor) -> torch.Tensor:
-        """Hidden states [b, H] of each prompt's last token, its keys and values cached."""
-        device = self.base.device
+    def _prefill(self, sequences: list[int], prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states [b, P, H] and features [b, P, F] of the prompts, their keys and values cached."""
+        aux_layers = self.drafter.aux_layers if self.drafter is not None else ()
+        tokens = _padded(prompts, self.base.device)
         if len(prompts) == 1:
-            tokens = torch.tensor(prompts, dtype=torch.int64, device=device)
-            *_, last = prefill_hidden(self.base, self.cache.sequence(sequences[0]), tokens)
-            return last[:, -1]
+            return prefill(self.base, self.cache.sequence(sequences[0]), tokens, aux_layers=aux_layers)
         # Padding on the right is harmless: its slots lie beyond each length, where nothing looks and steps overwrite.
-        longest = max(len(prompt) for prompt in prompts)
-        tokens = torch.tensor([prompt + [0] * (longest - len(prompt)) for prompt in prompts], device=device)
-        scratch = TreeCache.allocate(self.base, batch=len(prompts), length=longest)
-        hidden = torch.cat(list(prefill_hidden(self.base, scratch, tokens)), dim=1)
-        self.cache.data[:, :, sequences, :, :longest] = scratch.data
-        return hidden[torch.arange(len(prompts), device=device), lengths - 1]
+        scratch = TreeCache.allocate(self.base, batch=len(prompts), length=tokens.shape[1])
+        result = prefill(self.base, scratch, tokens, aux_layers=aux_layers)
+        self.cache.data[:, :, sequences, :, : tokens.shape[1]] = scratch.data
+        return result
 
     @torch.inference_mode()
     def step(self, longest: int) -> torch.Tensor:
@@ -94,30 +109,32 @@ class TreeStepper:
         Returns:
             int64 [B, D + 2] on the CPU: accepted count, then the emitted tokens (``accepted + 1`` of them count).
         """
-        result, hidden = self.advance(longest)
-        self.draft(slice(None), hidden)
+        result, settled = self.advance(longest)
+        self.draft(slice(None), settled)
         return result
 
-    def advance(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def advance(self, longest: int) -> tuple[torch.Tensor, Settled]:
         """A step without its draft: verify, accept, move the cache, set the next root.
 
         Returns:
-            what ``step`` returns, and the hidden states [B, H] from which the next tree is drafted.
+            what ``step`` returns, and what the next tree is drafted from.
         """
-        hidden, choices = self.verify(longest)
-        outcome = accept_greedy(self.tokens, choices, self.tree)
+        verified = self.verify(longest)
+        outcome = accept_greedy(self.tokens, verified.choices, self.tree)
+        starts = self.lengths.clone()
         if self.tree.depth:
-            self.cache.move(self.lengths[:, None] + outcome.path[:, 1:], self.lengths[:, None] + self._depths)
+            self.cache.move(starts[:, None] + outcome.path[:, 1:], starts[:, None] + self._depths)
+        counts = outcome.accepted + 1
         # In place: a captured graph must find its state at the same address. A free slot must not grow out of the
         # cache, whatever its stale rows accept.
-        self.lengths += (outcome.accepted + 1) * self.active
-        root = outcome.emitted.gather(1, outcome.accepted[:, None])
-        self.tokens[:, :1] = root
-        last = hidden[torch.arange(hidden.shape[0], device=hidden.device), outcome.row]
-        return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1).cpu(), last
+        self.lengths += counts * self.active
+        self.tokens[:, :1] = outcome.emitted.gather(1, outcome.accepted[:, None])
+        sequences = torch.arange(len(starts), device=starts.device)[:, None]
+        settled = Settled(starts, outcome.emitted, verified.features[sequences, outcome.path], counts, longest)
+        return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1).cpu(), settled
 
-    def verify(self, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Forward the current rows: hidden states [B, R, H] and greedy choices int64 [B, R]."""
+    def verify(self, longest: int) -> Verified:
+        """Forward the current rows."""
         slots = self.lengths[:, None] + self._rows
         positions = self.lengths[:, None] + self.tree.depths
         if self.tree.rows == self.cache.batch == 1 and self.base.sees_all_without_mask:
@@ -128,35 +145,19 @@ class TreeStepper:
             mask = row_mask(slots, self.lengths, self.tree.ancestors, visible)
             layered = for_layers(self.base, mask, slots, positions, self.lengths)
         self.cache.aim(slots, visible)
-        hidden = self.base.hidden_states(self.tokens, positions, layered, self.cache)
-        return hidden, self.base.logits(hidden).argmax(-1)
+        aux_layers = self.drafter.aux_layers if self.drafter is not None else ()
+        hidden, features = self.base.features(self.tokens, positions, layered, self.cache, aux_layers)
+        return Verified(hidden, features, self.base.logits(hidden).argmax(-1))
 
-    def draft(self, which: slice | torch.Tensor, hidden: torch.Tensor) -> None:
-        """Fill the rows below the root from the heads' tokens; ``hidden`` is [b, H] of the accepted rows."""
-        if self.tree.depth == 0:
+    def draft(self, which: Which, settled: Settled) -> None:
+        """Fill the rows below the root from what was settled."""
+        if self.drafter is None:
             return
-        assert self.heads is not None
-        proposed = self.heads.propose(hidden, self.tree.depth, self.tree.top_k)
-        self.tokens[which, 1:] = proposed[:, self.tree.draft_depth, self.tree.draft_rank]
+        drafted = self.drafter.draft(which, settled)
+        self.tokens[which, 1 : drafted.shape[1] + 1] = drafted
 
 
-def bucket(slots: int, limit: int) -> int:
-    """Slots rounded up to a bucket, so that shapes repeat; at most ``limit``."""
-    return min(-(-slots // LENGTH_BUCKET) * LENGTH_BUCKET, limit)
-
-
-def prefill_hidden(
-    base: BaseModel, cache: TreeCache, tokens: torch.Tensor, *, chunk: int | None = None
-) -> Iterator[torch.Tensor]:
-    """Write int64 [B, P] tokens to slots 0..P-1 in chunks; yield each chunk's hidden states [B, chunk, H]."""
-    batch, total = tokens.shape
-    width = chunk or PREFILL_CHUNK
-    for start in range(0, total, width):
-        piece = tokens[:, start : start + width]
-        slots = torch.arange(start, start + piece.shape[1], device=tokens.device).expand(batch, -1)
-        lengths = torch.full((batch,), start, dtype=torch.int64, device=tokens.device)
-        causal = torch.ones(piece.shape[1], piece.shape[1], dtype=torch.bool, device=tokens.device).tril()
-        visible = start + piece.shape[1]
-        cache.aim(slots, visible)
-        mask = for_layers(base, row_mask(slots, lengths, causal, visible), slots, slots, lengths)
-        yield base.hidden_states(piece, slots, mask, cache)
+def _padded(sequences: list[list[int]], device: torch.device) -> torch.Tensor:
+    """int64 [b, longest], zeros behind the shorter ones."""
+    longest = max(len(sequence) for sequence in sequences)
+    return torch.tensor([sequence + [0] * (longest - len(sequence)) for sequence in sequences], device=device)

@@ -11,15 +11,16 @@ from mtp_bench.topology import StaticTree
 
 @dataclass(frozen=True, eq=False)
 class TreeTensors:
-    """Static buffers of one topology. R = rows (padding included), D = depth.
+    """Static buffers of one topology. R = rows (padding included), D = depth; the first dimension is broadcast over
+    the sequences of a batch.
 
     Attributes:
         tree: the topology.
-        parents: int64 [R], 0 for the root and padding.
-        depths: int64 [R], 0 for the root and padding.
-        real: bool [R], False for padding.
-        ancestors: bool [R, R], ancestor-or-self; padding sees the root and itself.
-        path_rows: int64 [R, D + 1], row of the ancestor at each depth; the row itself beyond its own depth.
+        parents: int64 [1, R], 0 for the root and padding.
+        depths: int64 [1, R], 0 for the root and padding.
+        real: bool [1, R], False for padding.
+        ancestors: bool [1, R, R], ancestor-or-self; padding sees the root and itself.
+        path_rows: int64 [1, R, D + 1], row of the ancestor at each depth; the row itself beyond its own depth.
         draft_depth, draft_rank: int64 [R - 1], which of the heads' tokens each row but the root takes.
         top_k: tokens needed per depth.
     """
@@ -37,7 +38,7 @@ class TreeTensors:
     @property
     def rows(self) -> int:
         """Rows verified per step, padding included."""
-        return int(self.parents.shape[0])
+        return int(self.parents.shape[1])
 
     @property
     def depth(self) -> int:
@@ -64,11 +65,11 @@ class TreeTensors:
         ranks = padded(torch.from_numpy(tree.ranks.copy()).clamp(min=0))
         return cls(
             tree,
-            parents.to(device),
-            depths.to(device),
-            real.to(device),
-            ancestors.to(device),
-            path_rows.to(device),
+            parents[None].to(device),
+            depths[None].to(device),
+            real[None].to(device),
+            ancestors[None].to(device),
+            path_rows[None].to(device),
             (depths[1:] - 1).clamp(min=0).to(device),
             ranks[1:].to(device),
             tree.max_rank + 1,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from mtp_bench.heads.eagle import EagleDraft
 
 LmHead = Literal["own", "shared", "base"]
 """Where the heads' LM matrix comes from: one per head, one for all heads, or the base model's."""
@@ -21,8 +23,12 @@ LmHead = Literal["own", "shared", "base"]
 class Heads(Protocol):
     """Draft heads that see one hidden state per sequence and propose tokens for several depths at once."""
 
-    num_heads: int
     hidden_size: int
+
+    @property
+    def max_depth(self) -> int:
+        """Deepest token that can be drafted."""
+        ...
 
     def propose(self, x: Tensor, depth: int, top_k: int) -> Tensor:
         """Map hidden states [B, H] to target token ids int64 [B, depth, top_k], best first."""
@@ -33,11 +39,15 @@ class Heads(Protocol):
         ...
 
 
+AnyHeads: TypeAlias = "Heads | EagleDraft"
+"""Heads of either kind: those that guess all depths at once, and the layer that drafts token by token."""
+
+
 @dataclass(frozen=True, slots=True)
 class BaseFacts:
     """What heads must know of the base model that they are loaded for.
 
-    `lm_head_weight` gives the base model's LM matrix [V, H]; it is called only by heads that share it.
+    `lm_head_weight` and `embedding_weight` give the base model's matrices [V, H]; called only by heads that share them.
     `aliases` are further names of the same model (hub id, folder); `weights_hash` is compared where heads recorded one.
     """
 
@@ -45,6 +55,8 @@ class BaseFacts:
     vocab_size: int
     name: str
     lm_head_weight: Callable[[], Tensor] | None = None
+    embedding_weight: Callable[[], Tensor] | None = None
+    num_layers: int | None = None
     aliases: tuple[str, ...] = ()
     weights_hash: str | None = None
 
@@ -80,6 +92,6 @@ class HeadsInfo:
 class LoadedHeads:
     """Heads ready to run, what they are, and what the user should know about them."""
 
-    heads: Heads
+    heads: AnyHeads
     info: HeadsInfo
     warnings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Loading Medusa heads: what the file holds is checked against itself and against the base model, then taken as is.
+"""Loading heads: what the file holds is checked against itself and against the base model, then taken as is.
 
 No tensor is ever made up: a head that is missing, surplus or of another size is an error, because wrong heads do not
 crash, they only never get a token accepted.
@@ -7,7 +7,7 @@ crash, they only never get a token accepted.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts, HeadsInfo, LoadedHeads
 from mtp_bench.heads.detect import KIND_NAMES, Detection, detect
+from mtp_bench.heads.eagle_checkpoint import load_eagle
 from mtp_bench.heads.layouts import Plan, Slot, head_names, make_plan
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.heads.tensors import Entry
@@ -28,15 +29,31 @@ __all__ = ["load_heads", "plan_of", "save_version2", "save_vllm"]
 
 
 def load_heads(
-    path: Path, *, base: BaseFacts, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    path: Path,
+    *,
+    base: BaseFacts,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    aux_layers: Sequence[int] | None = None,
 ) -> LoadedHeads:
-    """Load Medusa heads from a folder (or one weight file) for a base model, attached to its LM head if they use it.
+    """Load heads from a folder (or one weight file) for a base model, attached to what they borrow from it.
+
+    Args:
+        aux_layers: which hidden states an EAGLE-3 draft reads, whatever its config says.
 
     Raises:
         InputError: not heads; damaged, refused, incomplete or surplus tensors; sizes that do not fit the base model.
     """
     path = Path(path)
     found = detect(path)
+    if found.kind == "eagle_heads":
+        _check_format(found.config, found.path)
+        draft, info = load_eagle(found, base, dtype, device, aux_layers)
+        warnings = (*info.warnings, *_base_warnings(found, base))
+        info = draft.meta = replace(info, warnings=warnings)
+        return LoadedHeads(draft, info, warnings)
+    if aux_layers:
+        raise InputError("Medusa heads read the last layer only", where="--aux-layers", fix="leave it out")
     plan = plan_of(found)
     _check_fit(plan, base, path)
     tensors = {slot: entry.load() for slot, entry in plan.slots.items()}

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from mtp_bench.errors import InputError
 from mtp_bench.files import read_json
+from mtp_bench.heads.eagle_layouts import is_eagle
 from mtp_bench.heads.layouts import Layout, layout_of
 from mtp_bench.heads.tensors import WeightFiles, find_weights
 
@@ -112,7 +113,7 @@ def _kind(names: Iterable[str], layout: Layout | None) -> Kind:
     names = tuple(names)
     if layout is not None:
         return "medusa_whole_model" if any(n.endswith("embed_tokens.weight") for n in names) else "medusa_heads"
-    if "fc.weight" in names:
+    if is_eagle(names):
         return "eagle_heads"
     layers = any(".layers." in name or ".h." in name for name in names)
     return "base_model" if layers and any("embed" in n or "wte" in n for n in names) else "unknown"

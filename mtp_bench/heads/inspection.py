@@ -11,6 +11,7 @@ from mtp_bench.errors import InputError
 from mtp_bench.heads.base import HeadsInfo
 from mtp_bench.heads.checkpoint import heads_info, plan_of
 from mtp_bench.heads.detect import KIND_NAMES, Detection, Kind, detect, gguf_file
+from mtp_bench.heads.eagle_checkpoint import eagle_info, eagle_plan
 
 _GGUF_VERSIONS = (2, 3)
 
@@ -38,6 +39,8 @@ def inspect_path(path: Path) -> Inspection:
     """
     found = detect(path)
     heads = heads_info(found, plan_of(found)) if found.layout is not None else None
+    if found.kind == "eagle_heads":
+        heads = eagle_info(found, eagle_plan(found))
     model: dict[str, Any] = {}
     if found.kind == "gguf":
         model = _gguf_facts(path)
@@ -59,6 +62,8 @@ _LM_HEADS = {"own": "one per head", "shared": "one for all heads", "base": "the 
 
 
 def _heads_lines(info: HeadsInfo) -> list[str]:
+    if info.method != "medusa":
+        return _draft_lines(info)
     vocabulary = "the base model's" if info.draft_vocab_size is None else f"{info.draft_vocab_size:,} tokens"
     facts = {
         "layout": info.layout,
@@ -67,6 +72,33 @@ def _heads_lines(info: HeadsInfo) -> list[str]:
         "hidden size": f"{info.hidden_size:,}",
         "LM head": _LM_HEADS[info.lm_head],
         "draft vocabulary": vocabulary,
+        "parameters": f"{info.parameters:,}",
+        "bytes": f"{info.bytes:,} ({info.bytes / 2**20:,.1f} MiB, {info.dtype})",
+        "for base model": info.base_model or "not stated",
+    }
+    lines = [f"  {key}: {value}" for key, value in facts.items()]
+    return lines + [f"  warning {warning}" for warning in info.warnings]
+
+
+def _draft_lines(info: HeadsInfo) -> list[str]:
+    own = info.facts
+    layers = ", ".join(map(str, own["aux_layers"])) or "the last, after the final norm"
+    facts = {
+        "method": info.method,
+        "layout": info.layout,
+        "hidden size": f"{info.hidden_size:,}",
+        "fc bias": "yes" if info.bias else "no",
+        "reads the inputs of layers" if own["aux_layers"] else "reads the hidden state of": layers,
+        "attention": own["attention"],
+        "MLP": f"{own['intermediate_size']:,} wide",
+        "RoPE": ", ".join(f"{key} {value}" for key, value in own["rope"].items()),
+        "embedding": own["embedding"],
+        "LM head": "own" if info.lm_head == "own" else "the base model's",
+        "final norm": "yes" if own["final_norm"] else "no",
+        "switches": ", ".join(own["switches"]) or "none",
+        "draft vocabulary": "the base model's"
+        if info.draft_vocab_size is None
+        else f"{info.draft_vocab_size:,} tokens",
         "parameters": f"{info.parameters:,}",
         "bytes": f"{info.bytes:,} ({info.bytes / 2**20:,.1f} MiB, {info.dtype})",
         "for base model": info.base_model or "not stated",

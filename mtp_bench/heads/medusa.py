@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import HeadsInfo, LmHead
 from mtp_bench.heads.ranking import ordered_topk, ranks_of
+from mtp_bench.heads.vocabulary import inverse_map
 
 
 class MedusaHeads(nn.Module):
@@ -61,7 +62,7 @@ class MedusaHeads(nn.Module):
         self.lm_weight = None if lm_weight is None else nn.Parameter(lm_weight)
         self._base_rows: Tensor | None = None  # the base model's, so neither a parameter nor in the state dict
         self.register_buffer("token_map", token_map)
-        self.register_buffer("_draft_id", None if token_map is None else _inverse(token_map), persistent=False)
+        self.register_buffer("_draft_id", None if token_map is None else inverse_map(token_map), persistent=False)
         self.meta = meta if meta is not None else self._describe()
 
     @classmethod
@@ -133,6 +134,11 @@ class MedusaHeads(nn.Module):
         if rows is None:
             raise RuntimeError("attach() the base model's LM head before using these heads")
         return rows
+
+    @property
+    def max_depth(self) -> int:
+        """Deepest token that can be drafted: one per head."""
+        return self.num_heads
 
     @property
     def draft_vocab_size(self) -> int:
@@ -230,10 +236,3 @@ class MedusaHeads(nn.Module):
         if self._base_rows is not None:
             self._base_rows = fn(self._base_rows)
         return self
-
-
-def _inverse(token_map: Tensor) -> Tensor:
-    """int64 [max + 2]: target id -> draft id, -1 where there is none; the last entry stands for all higher ids."""
-    inverse = torch.full((int(token_map.max()) + 2,), -1, dtype=torch.int64, device=token_map.device)
-    inverse[token_map] = torch.arange(len(token_map), device=token_map.device)
-    return inverse

@@ -47,7 +47,7 @@ def save_version2(heads: MedusaHeads, path: Path, config: Mapping[str, Any]) -> 
             zeros = torch.zeros_like(heads.block_weight[j, i, 0])
             tensors[f"{i}.{j}.linear.bias"] = zeros if heads.block_bias is None else heads.block_bias[j, i]
     own = {"medusa_num_heads": heads.num_heads, "medusa_num_layers": heads.num_layers, "version": "2"}
-    _write(Path(path), "medusa_lm_head.safetensors", tensors, own, config)
+    write_checkpoint(Path(path), "medusa_lm_head.safetensors", tensors, own, config)
 
 
 _VLLM = "write the vLLM layout instead"
@@ -80,7 +80,7 @@ def save_vllm(
         tensors["token_map"] = heads.token_map
     own = _vllm_config(heads, config, omit)
     extra = {"lm_head": "base"} if omit else {}
-    _write(Path(path), "model.safetensors", tensors, own, config, extra)
+    write_checkpoint(Path(path), "model.safetensors", tensors, own, config, extra)
 
 
 def _vllm_blocks(heads: MedusaHeads) -> dict[str, Tensor]:
@@ -112,7 +112,7 @@ def _vllm_config(heads: MedusaHeads, config: Mapping[str, Any], omit: bool) -> d
     }
 
 
-def _write(
+def write_checkpoint(
     folder: Path,
     name: str,
     tensors: Mapping[str, Tensor],
@@ -120,6 +120,12 @@ def _write(
     config: Mapping[str, Any],
     extra: Mapping[str, Any] | None = None,
 ) -> None:
+    """Write tensors and ``config.json``: what the caller says (``config``), the layout's ``own`` keys over it, and this
+    project's facts under ``mtp_bench``, each file atomically.
+
+    Raises:
+        OSError: the disk is full.
+    """
     facts = config.get("mtp_bench", {})
     document = {**config, **own, "mtp_bench": {"schema_version": _SCHEMA_VERSION, **facts, **(extra or {})}}
     plain = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -182,6 +182,56 @@ class BaseModel:
         hidden = output.last_hidden_state
         assert isinstance(hidden, torch.Tensor)
         return hidden
+
+    def features(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        cache: Cache | None,
+        aux_layers: Sequence[int] = (),
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Final hidden states, and beside them the features that a draft reads.
+
+        Args:
+            aux_layers: layers whose *input* is wanted (index i of Hugging Face's ``hidden_states``); none = the final
+                hidden states themselves.
+
+        Returns:
+            hidden states [B, R, H], and features [B, R, H * max(1, number of layers)], in the order of ``aux_layers``.
+        """
+        if not aux_layers:
+            hidden = self.hidden_states(tokens, positions, mask, cache)
+            return hidden, hidden
+        with self._captured(aux_layers) as inputs:
+            hidden = self.hidden_states(tokens, positions, mask, cache)
+        return hidden, torch.cat([inputs[layer] for layer in aux_layers], dim=-1)
+
+    @contextmanager
+    def _captured(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """What enters these layers while the block runs."""
+        stack: Any = self.decoder.layers
+        inputs: dict[int, torch.Tensor] = {}
+
+        def catch(layer: int) -> Any:
+            def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                inputs[layer] = args[0] if args else kwargs["hidden_states"]
+
+            return stack[layer].register_forward_pre_hook(hook, with_kwargs=True)
+
+        handles = [catch(layer) for layer in set(layers)]
+        try:
+            yield inputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @property
+    def embedding_weight(self) -> torch.Tensor:
+        """Input embedding [V, H]."""
+        weight = self.model.get_input_embeddings().weight
+        assert isinstance(weight, torch.Tensor)
+        return weight
 
     @contextmanager
     def stock_attention(self) -> Iterator[None]:

@@ -7,13 +7,23 @@ Tested range: see ``pyproject.toml``. Only public interfaces are used: ``Cache``
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, PreTrainedModel
+from transformers import AttentionInterface, LlamaConfig, PreTrainedModel
 from transformers.cache_utils import Cache
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-__all__ = ["Cache", "cache_keyword", "drop_quantization", "layer_types", "register_attention", "sliding_window"]
+__all__ = [
+    "Cache",
+    "cache_keyword",
+    "drop_quantization",
+    "layer_types",
+    "register_attention",
+    "rotary_table",
+    "sliding_window",
+]
 
 
 def cache_keyword(decoder: torch.nn.Module) -> str:
@@ -53,3 +63,15 @@ def sliding_window(config: Any) -> int | None:
         return None
     width = getattr(config, "sliding_window", None)
     return int(width) if width else None
+
+
+def rotary_table(
+    rope: Mapping[str, Any], head_dim: int, max_positions: int, length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines float32 [length, head_dim] of RoPE with these parameters, for positions from 0."""
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, head_dim=head_dim, max_position_embeddings=max_positions,
+        rope_parameters=dict(rope),
+    )  # fmt: skip
+    cosine, sine = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
+    return cosine[0], sine[0]

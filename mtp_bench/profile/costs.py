@@ -16,9 +16,10 @@ import torch
 
 from mtp_bench.cost import CostPoint
 from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.draft import Settled
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.environment import device_name
 from mtp_bench.topology import StaticTree
@@ -71,7 +72,7 @@ class _Cell:
 
 def sweep_costs(
     base: BaseModel,
-    heads: MedusaHeads | None,
+    heads: AnyHeads | None,
     options: SweepOptions,
     *,
     on_progress: Callable[[int, int], None] | None = None,
@@ -155,8 +156,8 @@ def _point(cell: _Cell) -> CostPoint:
     return replace(cell.point, median_ms=median, low_ms=low, high_ms=high, n=len(cell.timings_ms), status=status)
 
 
-def _verify_cells(base: BaseModel, heads: MedusaHeads | None, options: SweepOptions) -> Iterable[_Cell]:
-    depth = heads.num_heads if heads is not None else 4
+def _verify_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions) -> Iterable[_Cell]:
+    depth = heads.max_depth if heads is not None else 4
     length = max(options.contexts) + max(options.rows)
     cache = _filled_cache(base, options.batch, length, options.seed)
     for rows in options.rows:
@@ -187,35 +188,42 @@ def _verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int,
     @torch.inference_mode()
     def finite() -> bool:
         stepper.lengths.fill_(context)
-        hidden, _ = stepper.verify(context)
-        return bool(torch.isfinite(base.logits(hidden)).all())
+        return bool(torch.isfinite(base.logits(stepper.verify(context).hidden)).all())
 
     return _Cell(_named(base, component="verify", batch=batch, rows=rows, context=context), call, finite)
 
 
-def _draft_cells(base: BaseModel, heads: MedusaHeads | None, options: SweepOptions) -> Iterable[_Cell]:
-    if heads is None:
-        return
-    generator = torch.Generator().manual_seed(options.seed)
-    hidden = torch.randn(options.batch, base.hidden_size, generator=generator).to(base.device, base.dtype)
-    context = min(options.contexts)
-    for depth in range(1, heads.num_heads + 1):
+def _draft_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions) -> Iterable[_Cell]:
+    for depth in range(1, heads.max_depth + 1 if heads is not None else 1):
         tree = typical_tree(4 * depth, depth=depth, top_k=options.draft_top_k)
-        stepper = TreeStepper(
-            base, heads, TreeTensors.build(tree, base.device), TreeCache.allocate(base, batch=options.batch, length=1)
-        )
+        yield _draft_cell(base, heads, tree, min(options.contexts), options)
 
-        @torch.inference_mode()
-        def call(stepper: TreeStepper = stepper) -> object:
-            stepper.draft(slice(None), hidden)
-            return None
 
-        @torch.inference_mode()
-        def finite(depth: int = depth) -> bool:
-            return bool(torch.isfinite(heads.all_logits(hidden, depth)).all())
+def _draft_cell(
+    base: BaseModel, heads: AnyHeads | None, tree: StaticTree, context: int, options: SweepOptions
+) -> _Cell:
+    """Drafting ``tree`` after a step that settled two tokens."""
+    cache = TreeCache.allocate(base, batch=options.batch, length=context + tree.rows)
+    stepper = TreeStepper(base, heads, TreeTensors.build(tree, base.device), cache)
+    assert stepper.drafter is not None
+    generator = torch.Generator().manual_seed(options.seed)
+    width = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
+    features = torch.randn(options.batch, tree.depth + 1, width, generator=generator).to(base.device, base.dtype)
+    tokens = torch.randint(0, base.vocab_size, (options.batch, tree.depth + 1), generator=generator).to(base.device)
+    starts = torch.full((options.batch,), context, device=base.device)
+    settled = Settled(starts, tokens, features, torch.full_like(starts, 2), context)
 
-        point = _named(base, component="draft", batch=options.batch, context=context, depth=depth)
-        yield _Cell(point, call, finite)
+    @torch.inference_mode()
+    def call() -> object:
+        stepper.draft(slice(None), settled)
+        return None
+
+    def finite() -> bool:
+        # Drafts are token ids; whether the base model's logits are finite is what the verify cells tell.
+        return True
+
+    point = _named(base, component="draft", batch=options.batch, context=context, depth=tree.depth)
+    return _Cell(point, call, finite)
 
 
 def _named(base: BaseModel, **place: object) -> CostPoint:

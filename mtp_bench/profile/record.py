@@ -1,23 +1,29 @@
-"""Recording the rank trace: one teacher-forced pass over the text gives every position's ranks."""
+"""Recording the rank trace: teacher-forced passes over the text give every position's ranks at every depth."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mtp_bench.decode.answers import Answer
-from mtp_bench.decode.teacher import root_states
+from mtp_bench.decode.teacher import forced_passes, root_rows, root_states
+from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.eagle import EagleDraft, unroll
 from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.ranking import ranks_of
 from mtp_bench.models.base import BaseModel
 from mtp_bench.trace import RankTrace
+
+Ranks = npt.NDArray[np.int16]
 
 
 @torch.inference_mode()
 def record_trace(
     base: BaseModel,
-    heads: MedusaHeads,
+    heads: AnyHeads,
     answers: Sequence[Answer],
     *,
     top_k: int = 10,
@@ -32,15 +38,15 @@ def record_trace(
         on_progress: called with the number of positions done since the last call.
     """
     kept = [answer for answer in answers if answer.tokens]
-    ranks: list[np.ndarray] = [np.empty(0)] * len(kept)
-    for indices, states in root_states(base, kept):
-        for index, piece in zip(indices, states, strict=True):
-            ranks[index] = _ranks_of(heads, piece, kept[index].tokens, top_k)
-            if on_progress is not None:
-                on_progress(len(piece))
+    ranks: list[Ranks] = [np.empty(0, np.int16)] * len(kept)
+    recorded = _eagle_ranks if isinstance(heads, EagleDraft) else _medusa_ranks
+    for index, own in recorded(base, heads, kept, top_k):  # type: ignore[arg-type]
+        ranks[index] = own
+        if on_progress is not None:
+            on_progress(len(own))
     lengths = [len(answer.tokens) for answer in kept]
     return RankTrace(
-        ranks=np.concatenate(ranks) if ranks else np.empty((0, heads.num_heads), dtype=np.int16),
+        ranks=np.concatenate(ranks) if ranks else np.empty((0, heads.max_depth), dtype=np.int16),
         prompt_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         top_k=top_k,
         prompt_ids=tuple(answer.id for answer in kept),
@@ -48,7 +54,29 @@ def record_trace(
     )
 
 
-def _ranks_of(heads: MedusaHeads, states: torch.Tensor, tokens: list[int], top_k: int) -> np.ndarray:
+def _medusa_ranks(
+    base: BaseModel, heads: MedusaHeads, answers: Sequence[Answer], top_k: int
+) -> Iterator[tuple[int, Ranks]]:
+    for indices, states in root_states(base, answers):
+        for index, piece in zip(indices, states, strict=True):
+            yield index, _ranks_of(heads, piece, answers[index].tokens, top_k)
+
+
+def _eagle_ranks(
+    base: BaseModel, draft: EagleDraft, answers: Sequence[Answer], top_k: int
+) -> Iterator[tuple[int, Ranks]]:
+    """All starts and depths of a batch of texts by ``max_depth`` batched draft passes (see ``unroll``)."""
+    for forced in forced_passes(base, answers, aux_layers=draft.aux_layers):
+        ranks = [torch.full((len(answers[i].tokens), draft.max_depth), -1, dtype=torch.int16) for i in forced.indices]
+        for step, output in enumerate(unroll(draft, forced.following, forced.features, draft.max_depth)):
+            for place, index in enumerate(forced.indices):
+                targets = torch.tensor(answers[index].tokens[step + 1 :], device=base.device)
+                logits = draft.logits(output[place, root_rows(answers[index])][: len(targets)])
+                ranks[place][: len(targets), step] = ranks_of(logits, draft.draft_ids(targets), top_k).cpu()
+        yield from ((index, ranks[place].numpy()) for place, index in enumerate(forced.indices))
+
+
+def _ranks_of(heads: MedusaHeads, states: torch.Tensor, tokens: list[int], top_k: int) -> Ranks:
     """int16 [L, D]: row t, column d - 1 is the rank of token t + d under head d - 1 at root t; -1 past the end."""
     length = len(tokens)
     ranks = torch.full((length, heads.num_heads), -1, dtype=torch.int16)
@@ -56,4 +84,5 @@ def _ranks_of(heads: MedusaHeads, states: torch.Tensor, tokens: list[int], top_k
     for head in range(min(heads.num_heads, length - 1)):
         rows = length - head - 1
         ranks[:rows, head] = heads.ranks(states[:rows], head, targets[head + 1 :], top_k).cpu()
-    return ranks.numpy()
+    recorded: Ranks = ranks.numpy()
+    return recorded

@@ -16,11 +16,11 @@ from mtp_bench.decode.answers import Answer, answer_all, stored_answers
 from mtp_bench.decode.probe import probe_tree
 from mtp_bench.errors import CheckFailed, InputError
 from mtp_bench.files import sha256_json
-from mtp_bench.heads.base import HeadsInfo
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.base import AnyHeads, HeadsInfo
+from mtp_bench.heads.eagle import EagleDraft
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat, chat_format
-from mtp_bench.profile.alignment import shift_hint, top1_by_shift
+from mtp_bench.profile.alignment import layers_hint, shift_hint, top1_by_layers, top1_by_shift
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
 from mtp_bench.profile.environment import environment, model_facts, timestamp
 from mtp_bench.profile.live import LiveCheck, check_live
@@ -49,7 +49,7 @@ class ProfileOptions:
 
 def run_profile(
     base: BaseModel,
-    heads: MedusaHeads,
+    heads: AnyHeads,
     heads_info: HeadsInfo,
     prompts: PromptSet,
     run: RunFolder,
@@ -71,7 +71,7 @@ def run_profile(
     facts = _facts(base, heads_info, prompts, chat, options, sweep, command)
     _claim(run, facts)
     own = _own_prompts(prompts, options.shard)
-    tree = typical_tree(15, depth=heads.num_heads, top_k=options.top_k)
+    tree = typical_tree(15, depth=heads.max_depth, top_k=options.top_k)
     first = chat.encode([("user", own.prompts[0].turns[0])])
     probe = probe_tree(base, tree, first)
     say(f"probe: tree logits equal per-path logits (worst {probe.worst:.2g} of {probe.tolerance:g} allowed)")
@@ -164,7 +164,7 @@ def _answer(
 
 
 def _record(
-    base: BaseModel, heads: MedusaHeads, answers: Sequence[Answer], run: RunFolder, options: ProfileOptions
+    base: BaseModel, heads: AnyHeads, answers: Sequence[Answer], run: RunFolder, options: ProfileOptions
 ) -> RankTrace:
     total = sum(len(answer.tokens) for answer in answers)
     if total == 0:
@@ -172,6 +172,8 @@ def _record(
     with progress("trace", total, "tok") as advance:
         trace = record_trace(base, heads, answers, top_k=options.top_k, on_progress=advance)
     hint = shift_hint(top1_by_shift(base, heads, answers))
+    if hint is None and isinstance(heads, EagleDraft) and heads.aux_layers:
+        hint = layers_hint(top1_by_layers(base, heads, answers), heads.aux_layers)
     # A step accepts nothing unless its first depth hits.
     if trace.num_starts > COLLAPSE_STEPS and not (trace.ranks[:, 0] >= 0).any():
         raise CheckFailed(
@@ -187,12 +189,12 @@ def _record(
 
 
 def _check(
-    base: BaseModel, heads: MedusaHeads, trace: RankTrace, answers: Sequence[Answer], options: ProfileOptions
+    base: BaseModel, heads: AnyHeads, trace: RankTrace, answers: Sequence[Answer], options: ProfileOptions
 ) -> LiveCheck:
     import torch
 
     sample = [answer for answer in answers if len(answer.tokens) > 1][: options.live_prompts]
-    tree = typical_tree(31, depth=heads.num_heads, top_k=options.top_k)
+    tree = typical_tree(31, depth=heads.max_depth, top_k=options.top_k)
     with progress("live check", 1) as advance:
         live = check_live(base, heads, tree, trace, sample)
         advance(1)
@@ -223,7 +225,7 @@ def _text_facts(answers: Sequence[Answer], trace: RankTrace) -> dict[str, Any]:
     }
 
 
-def _measure(base: BaseModel, heads: MedusaHeads, run: RunFolder, sweep: SweepOptions) -> None:
+def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptions) -> None:
     if run.cost.exists():
         say(f"costs: keeping {run.cost}")
         return
@@ -231,9 +233,9 @@ def _measure(base: BaseModel, heads: MedusaHeads, run: RunFolder, sweep: SweepOp
     CostTable(tuple(points), source=str(run.cost)).to_csv(run.cost)
 
 
-def measure_with_progress(base: BaseModel, heads: MedusaHeads | None, sweep: SweepOptions) -> list[Any]:
+def measure_with_progress(base: BaseModel, heads: AnyHeads | None, sweep: SweepOptions) -> list[Any]:
     """``sweep_costs`` with a progress bar; warns about cells that could not be measured."""
-    cells = len(sweep.rows) * len(sweep.contexts) + (heads.num_heads if heads is not None else 0)
+    cells = len(sweep.rows) * len(sweep.contexts) + (heads.max_depth if heads is not None else 0)
     before = 0
     with progress("costs", cells * sweep.rounds, "timings") as advance:
 

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,12 +18,13 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from mtp_bench.errors import InputError
-from mtp_bench.files import atomic_path, sha256_json
+from mtp_bench.files import sha256_json
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.train.accuracy import HeadAccuracy, accuracy
 from mtp_bench.train.features import PAST_END, Features
 from mtp_bench.train.log import TrainingLog
+from mtp_bench.train.schedule import learning_rate, resume, save_checkpoint
 
 
 @dataclass(frozen=True)
@@ -118,12 +118,12 @@ def train_medusa(
         heads.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
     )
     key = sha256_json([asdict(recipe), len(train), len(held_out), base.sha256])
-    first = _resume(checkpoint, key, heads, optimizer)
+    first = resume(checkpoint, key, heads, optimizer)
     log.start(first)
     every = max(1, steps // max(1, evaluations))
     for step in range(first, steps):
         for group in optimizer.param_groups:
-            group["lr"] = _learning_rate(recipe, step, steps)
+            group["lr"] = learning_rate(recipe.learning_rate, step, steps, recipe.warmup_share)
         rows = _batch_rows(len(train), step, recipe)
         loss, per_head = _train_step(heads, optimizer, train, rows, teacher_rows, recipe)
         if not math.isfinite(loss):
@@ -133,7 +133,7 @@ def train_medusa(
             on_step(step + 1, steps, loss)
         if (step + 1) % every == 0 or step + 1 == steps:
             log.held_out((step + 1) * recipe.batch, accuracy(heads, held_out))
-            _save(checkpoint, key, step + 1, heads, optimizer)
+            save_checkpoint(checkpoint, key, step + 1, heads, optimizer)
             log.flush()
     if recipe.scale_inputs:
         for name in _scaled_parameters(heads):
@@ -242,28 +242,3 @@ def _epoch_order(total: int, seed: int, epoch: int) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed * 1_000_003 + epoch)
         _ORDERS[key] = torch.randperm(total, generator=generator)
     return _ORDERS[key]
-
-
-def _learning_rate(recipe: MedusaRecipe, step: int, steps: int) -> float:
-    warmup = max(1, int(steps * recipe.warmup_share))
-    if step < warmup:
-        return recipe.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, steps - warmup)
-    return recipe.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * progress)))
-
-
-def _save(path: Path, key: str, step: int, heads: MedusaHeads, optimizer: torch.optim.Optimizer) -> None:
-    state: dict[str, Any] = {"key": key, "step": step, "heads": heads.state_dict(), "optimizer": optimizer.state_dict()}
-    with atomic_path(path) as temporary:
-        torch.save(state, temporary)
-
-
-def _resume(path: Path, key: str, heads: MedusaHeads, optimizer: torch.optim.Optimizer) -> int:
-    if not path.exists():
-        return 0
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    if state.get("key") != key:
-        return 0
-    heads.load_state_dict(state["heads"])
-    optimizer.load_state_dict(state["optimizer"])
-    return int(state["step"])

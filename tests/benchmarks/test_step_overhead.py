@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from mtp_bench.cli.loading import load_base, load_medusa
+from mtp_bench.cli.loading import load_base, load_heads
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.generate import Decoder, Request
 from mtp_bench.decode.masks import for_layers, row_mask
@@ -46,7 +46,7 @@ def forward_ms(base: BaseModel, tree: StaticTree) -> float:
 
 
 def test_share_of_a_step_outside_the_model(base: BaseModel) -> None:
-    heads, _ = load_medusa(None, base)
+    heads, _ = load_heads(None, base)
     tree = typical_tree(15, depth=heads.num_heads, top_k=10)
     decoder = Decoder(base, heads, tree, max_length=CONTEXT + 40)
     prompt = [1 + (37 * i) % 4000 for i in range(CONTEXT - 16)]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_decoding import NEW_TOKENS, NO_TREE, PROMPTS, answers_of, decode
 from tiny_models import (
     CASES,
     DEPTH,
     SHAPES,
     TOP_K,
     VOCAB,
-    WINDOW,
     onehot_base,
     onehot_heads,
     plain_greedy,
@@ -21,42 +21,15 @@ from tiny_models import (
     tiny_base,
 )
 
-from mtp_bench.decode import step as step_module
-from mtp_bench.decode.answers import Answer
+from mtp_bench.decode import prefill as prefill_module
 from mtp_bench.decode.cache import TreeCache
-from mtp_bench.decode.generate import Decoder, Generation, Request
+from mtp_bench.decode.generate import Decoder, Request
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
-from mtp_bench.heads.medusa import MedusaHeads
-from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.record import record_trace
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import replay
-
-NEW_TOKENS = 28
-PROMPTS = [prompt_of(5, 1), prompt_of(WINDOW + 5, 2)]
-NO_TREE = StaticTree(())
-
-
-def decode(
-    base: BaseModel,
-    heads: MedusaHeads | None,
-    tree: StaticTree,
-    prompts: list[list[int]] = PROMPTS,
-    *,
-    batch: int = 1,
-    rows: int | None = None,
-    new_tokens: int = NEW_TOKENS,
-) -> list[Generation]:
-    longest = max(len(prompt) for prompt in prompts) + new_tokens
-    decoder = Decoder(base, heads, tree, batch=batch, max_length=longest, rows=rows)
-    requests = [Request(str(index), prompt, new_tokens) for index, prompt in enumerate(prompts)]
-    return sorted(decoder.run(requests), key=lambda generation: int(generation.request.key))
-
-
-def answers_of(generations: list[Generation]) -> list[Answer]:
-    return [Answer(g.request.key, "test", g.request.prompt, g.tokens, 0, "length") for g in generations]
 
 
 @pytest.mark.parametrize(("architecture", "kernel"), CASES)
@@ -178,7 +151,7 @@ def test_prefill_in_chunks(architecture: str, monkeypatch: pytest.MonkeyPatch) -
         return firsts, stepper.tokens, cache.data[:, :, :, :, :31]
 
     whole = filled([])
-    monkeypatch.setattr(step_module, "PREFILL_CHUNK", 8)
+    monkeypatch.setattr(prefill_module, "PREFILL_CHUNK", 8)
     for pieces in (filled([]), filled([0, 1])):
         assert pieces[0] == whole[0]
         assert torch.equal(pieces[1], whole[1])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from mtp_bench.cli.loading import load_base, load_medusa
+from mtp_bench.cli.loading import load_base, load_heads
 from mtp_bench.files import sha256_json
 from mtp_bench.heads.inspection import inspect_path
 from mtp_bench.heads.shipped import default_heads_for, shipped_heads, shipped_names
@@ -34,7 +34,7 @@ def test_the_reference_models_heads_load_without_a_warning() -> None:
     name = default_heads_for("smollm2-135m")
     assert name == "smollm2-135m-medusa"
     base = load_base("smollm2-135m")
-    heads, info = load_medusa(None, base)
+    heads, info = load_heads(None, base)
     assert info.warnings == ()
     assert heads.num_heads == 4
     assert heads.num_bytes < 16e6

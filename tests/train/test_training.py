@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_models import ONEHOT, ToyTokenizer, onehot_base, tiny_base
+from tiny_training import cycle_answers
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.errors import InputError
@@ -24,16 +25,6 @@ from mtp_bench.train.medusa import MedusaRecipe, draft_vocabulary, scale_inputs,
 from mtp_bench.train.run import TrainingPlan, _split, run_training
 
 RECIPE = MedusaRecipe(num_heads=3, learning_rate=3e-2, epochs=30, batch=64, lm_head="shared")
-
-
-def cycle_answers(count: int = 24, length: int = 20) -> list[Answer]:
-    """Answers of the onehot base: counting on from the prompt's last token."""
-    answers = []
-    for index in range(count):
-        prompt = [(3 * index + i) % ONEHOT for i in range(4)]
-        tokens = [(prompt[-1] + 1 + i) % ONEHOT for i in range(length)]
-        answers.append(Answer(f"p{index:02d}", "math", prompt, tokens, 0, "length"))
-    return answers
 
 
 def features_of(base: BaseModel, count: int = 24) -> tuple[Features, Features]:
@@ -183,7 +174,8 @@ def test_a_whole_run_writes_heads_that_load_back(tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(f"count from {chr(97 + i)}" for i in range(16)) + "\n")
     plan = TrainingPlan(
-        out=tmp_path / "heads", answers=None, prompts=str(prompts), num_prompts=0, limit=None, max_new_tokens=24,
+        out=tmp_path / "heads", answers=(), prompts=str(prompts), num_prompts=0, self_written=0,
+        limit=None, max_new_tokens=24,
         max_tokens=None, batch=4, raw=False, layout="vllm", store_base_rows=False,
     )  # fmt: skip
     record = run_training(base, replace(RECIPE, epochs=20), plan)

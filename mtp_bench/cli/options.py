@@ -40,5 +40,8 @@ Profile = Annotated[str | None, typer.Option("--profile", help="Run folder or tr
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Sequences decoded together.")]
 Topologies = Annotated[
     list[str] | None,
-    typer.Option("--topology", help="A file, a shipped name, chain:4 or none; may repeat."),
+    typer.Option(
+        "--topology",
+        help="A file, a shipped name, chain:4, dynamic:5,4,12 (depth, top_k, num_nodes) or none; may repeat.",
+    ),
 ]

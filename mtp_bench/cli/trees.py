@@ -45,13 +45,18 @@ def list_trees(json_output: JsonFlag = False) -> None:
 
 @app.command()
 def show(
-    topology: Annotated[str, typer.Argument(help="A file, a run folder, a shipped name, chain:4 or none.")],
+    topology: Annotated[
+        str, typer.Argument(help="A file, a run folder, a shipped name, chain:4, dynamic:5,4,12 or none.")
+    ],
     json_output: JsonFlag = False,
 ) -> None:
     """Draw a topology and print what is known about it."""
-    from mtp_bench.topology import draw, load
+    from mtp_bench.topology import DynamicTree, draw, load
 
     document = load(topology)
+    if isinstance(document.topology, DynamicTree):
+        _show_dynamic(document, json_output)
+        return
     if json_output:
         paths = [list(path) for path in document.tree.paths]
         typer.echo(json.dumps(_facts(document) | {"name": topology, "paths": paths}, ensure_ascii=False))
@@ -65,6 +70,20 @@ def show(
         for key, value in getattr(document, title).items():
             typer.echo(f"{title}.{key}: {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     typer.echo(f"\n{draw(tree)}")
+
+
+def _show_dynamic(document: TopologyDocument, json_output: bool) -> None:
+    tree = document.topology
+    facts = document.as_dict()
+    if json_output:
+        typer.echo(json.dumps(facts, ensure_ascii=False))
+        return
+    body = facts["dynamic"]
+    typer.echo(
+        f"{tree}: the {body['num_nodes']} most probable of a pool of nodes chosen in every step, {document.method}"
+    )
+    typer.echo(f"depth {body['depth']}, top_k {body['top_k']}, {body['num_nodes'] + 1} rows per step")
+    typer.echo(f"id {facts['id']}")
 
 
 @app.command()
@@ -88,7 +107,7 @@ def validate(
 
 
 def _validate(file: str, limits: dict[str, Any]) -> dict[str, Any]:
-    from mtp_bench.topology.check import find_defects, tree_of
+    from mtp_bench.topology.check import find_defects, topology_of
     from mtp_bench.topology.document import read_value
     from mtp_bench.topology.named import named_trees
     from mtp_bench.topology.validate import errors_of
@@ -100,7 +119,7 @@ def _validate(file: str, limits: dict[str, Any]) -> dict[str, Any]:
     defects = find_defects(value, **limits)
     report: dict[str, Any] = {"file": file, "ok": not errors_of(defects), "defects": _as_dicts(defects)}
     if report["ok"]:
-        tree = tree_of(value, complete_prefixes=limits["complete_prefixes"])
+        tree = topology_of(value, complete_prefixes=limits["complete_prefixes"])
         given = value["tree"]["paths"] if isinstance(value, dict) and "tree" in value else value
         added = tree.num_nodes - len(given) if isinstance(given, list) else 0
         report |= {"num_nodes": tree.num_nodes, "depth": tree.depth, "id": tree.id, "nodes_added": added}

@@ -23,7 +23,7 @@ from mtp_bench.decode.prefill import PREFILL_CHUNK
 from mtp_bench.decode.teacher import forward
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import StaticTree, Topology
 
 ENGINE_BASELINE = "baseline:engine"
 HF_BASELINE = "baseline:hf-generate"
@@ -62,7 +62,7 @@ Arm = Callable[[Answer], Generation]
 def run_bench(
     base: BaseModel,
     heads: AnyHeads | None,
-    trees: Mapping[str, StaticTree],
+    trees: Mapping[str, Topology],
     answers: Sequence[Answer],
     *,
     repeats: int = 3,
@@ -94,14 +94,14 @@ def run_bench(
 
 
 def _arms(
-    base: BaseModel, heads: AnyHeads | None, trees: Mapping[str, StaticTree], answers: Sequence[Answer], with_hf: bool
+    base: BaseModel, heads: AnyHeads | None, trees: Mapping[str, Topology], answers: Sequence[Answer], with_hf: bool
 ) -> dict[str, Arm]:
     longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
     widest = max([tree.rows for tree in trees.values()], default=1)
     # One cache for all arms: the memory of the largest, and no arm profits from a warmer one.
     cache = TreeCache.allocate(base, batch=1, length=longest + widest)
 
-    def engine(tree: StaticTree) -> Arm:
+    def engine(tree: Topology) -> Arm:
         decoder = Decoder(base, heads if tree.num_nodes else None, tree, max_length=longest, cache=cache)
         return lambda answer: next(iter(decoder.run([_request(answer)])))
 

@@ -18,7 +18,7 @@ from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Decoder:
         self,
         base: BaseModel,
         heads: AnyHeads | None,
-        tree: StaticTree,
+        tree: Topology,
         *,
         batch: int = 1,
         max_length: int,
@@ -88,7 +88,7 @@ class Decoder:
         rows: pad the tree to this many rows.
         cache: reuse this one (its length must fit ``max_length`` plus the rows).
         """
-        tensors = TreeTensors.build(tree, base.device, rows=rows)
+        tensors = TreeTensors.build(tree, base.device, rows=rows, batch=batch)
         slots = max_length + tensors.rows
         self.base, self.max_length = base, max_length
         # Not `cache or ...`: a cache without layers of transformers' own is falsy.

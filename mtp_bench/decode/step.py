@@ -12,11 +12,11 @@ import torch
 
 from mtp_bench.decode.accept import accept_greedy
 from mtp_bench.decode.cache import TreeCache, bucket
-from mtp_bench.decode.draft import Settled, Which, drafter_for
+from mtp_bench.decode.draft import Settled, Which
+from mtp_bench.decode.drafters import drafter_for
 from mtp_bench.decode.masks import for_layers, row_mask
 from mtp_bench.decode.prefill import prefill
 from mtp_bench.decode.tree import TreeTensors
-from mtp_bench.errors import InputError
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
 
@@ -44,14 +44,6 @@ class TreeStepper:
     """
 
     def __init__(self, base: BaseModel, heads: AnyHeads | None, tree: TreeTensors, cache: TreeCache) -> None:
-        if tree.depth > 0 and heads is None:
-            raise InputError("a topology with nodes needs heads", where="--topology", fix="give --heads")
-        if heads is not None and tree.depth > heads.max_depth:
-            raise InputError(
-                f"the topology is {tree.depth} deep, the heads draft only {heads.max_depth} tokens",
-                where="--topology",
-                fix="clip the tree (mtp-bench trees show) or use heads with more depths",
-            )
         self.base, self.cache = base, cache
         self.drafter = drafter_for(heads, tree.tree, cache)
         self.lengths = torch.zeros(cache.batch, dtype=torch.int64, device=base.device)
@@ -153,8 +145,10 @@ class TreeStepper:
         """Fill the rows below the root from what was settled."""
         if self.drafter is None:
             return
-        drafted = self.drafter.draft(which, settled)
-        self.tokens[which, 1 : drafted.shape[1] + 1] = drafted
+        tokens, tree = self.drafter.draft(which, settled)
+        self.tokens[which, 1 : tokens.shape[1] + 1] = tokens
+        if tree is not None:
+            self.tree.put(which, tree)
 
 
 def _padded(sequences: list[list[int]], device: torch.device) -> torch.Tensor:

@@ -6,34 +6,29 @@ from dataclasses import dataclass
 
 import torch
 
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import DynamicTree, StaticTree, Topology
 
 
 @dataclass(frozen=True, eq=False)
 class TreeTensors:
-    """Static buffers of one topology. R = rows (padding included), D = depth; the first dimension is broadcast over
-    the sequences of a batch.
+    """Buffers of one topology. R = rows (padding included), D = depth; the first dimension is 1, broadcast over the
+    sequences of a batch, for a static tree, and B for a dynamic one, whose every sequence has a tree of its own.
 
     Attributes:
         tree: the topology.
-        parents: int64 [1, R], 0 for the root and padding.
-        depths: int64 [1, R], 0 for the root and padding.
-        real: bool [1, R], False for padding.
-        ancestors: bool [1, R, R], ancestor-or-self; padding sees the root and itself.
-        path_rows: int64 [1, R, D + 1], row of the ancestor at each depth; the row itself beyond its own depth.
-        draft_depth, draft_rank: int64 [R - 1], which of the heads' tokens each row but the root takes.
-        top_k: tokens needed per depth.
+        parents: int64 [B or 1, R], 0 for the root and padding.
+        depths: int64 [B or 1, R], 0 for the root and padding.
+        real: bool [B or 1, R], False for padding.
+        ancestors: bool [B or 1, R, R], ancestor-or-self; padding sees the root and itself.
+        path_rows: int64 [B or 1, R, D + 1], row of the ancestor at each depth; the row itself beyond its own depth.
     """
 
-    tree: StaticTree
+    tree: Topology
     parents: torch.Tensor
     depths: torch.Tensor
     real: torch.Tensor
     ancestors: torch.Tensor
     path_rows: torch.Tensor
-    draft_depth: torch.Tensor
-    draft_rank: torch.Tensor
-    top_k: int
 
     @property
     def rows(self) -> int:
@@ -46,9 +41,19 @@ class TreeTensors:
         return self.tree.depth
 
     @classmethod
-    def build(cls, tree: StaticTree, device: torch.device, *, rows: int | None = None) -> TreeTensors:
-        """Tensors for ``tree``, padded to ``rows`` rows with dummy nodes that nothing accepts."""
+    def build(cls, tree: Topology, device: torch.device, *, rows: int | None = None, batch: int = 1) -> TreeTensors:
+        """Tensors for ``tree``, padded to ``rows`` rows with dummy nodes that nothing accepts.
+
+        Args:
+            batch: sequences; only a dynamic tree has tensors for each, all rows padding until it is drafted.
+        """
         rows = max(rows or 0, tree.rows)
+        if isinstance(tree, DynamicTree):
+            return cls._blank(tree, device, rows, batch)
+        return cls._static(tree, device, rows)
+
+    @classmethod
+    def _static(cls, tree: StaticTree, device: torch.device, rows: int) -> TreeTensors:
         real = torch.arange(rows) < tree.rows
         ancestors = torch.eye(rows, dtype=torch.bool)
         ancestors[:, 0] = True
@@ -56,21 +61,23 @@ class TreeTensors:
         path_rows = torch.arange(rows)[:, None].expand(rows, tree.depth + 1).clone()
         known = torch.from_numpy(tree.path_rows.copy())
         path_rows[: tree.rows] = torch.where(known >= 0, known, path_rows[: tree.rows])
+        missing = rows - tree.rows
+        depths, parents = (torch.from_numpy(values.copy()).clamp(min=0) for values in (tree.depths, tree.parents))
+        parts = (torch.nn.functional.pad(values, (0, missing)) for values in (parents, depths))
+        return cls(tree, *(part[None].to(device) for part in (*parts, real, ancestors, path_rows)))
 
-        def padded(values: torch.Tensor) -> torch.Tensor:
-            return torch.cat([values, values.new_zeros(rows - tree.rows)])
+    @classmethod
+    def _blank(cls, tree: DynamicTree, device: torch.device, rows: int, batch: int) -> TreeTensors:
+        none = torch.zeros(batch, rows, dtype=torch.int64, device=device)
+        ancestors = torch.eye(rows, dtype=torch.bool, device=device)
+        ancestors[:, 0] = True
+        path_rows = torch.arange(rows, device=device)[None, :, None].repeat(batch, 1, tree.depth + 1)
+        return cls(tree, none, none.clone(), none.bool(), ancestors.repeat(batch, 1, 1), path_rows)
 
-        depths = padded(torch.from_numpy(tree.depths.copy()))
-        parents = padded(torch.from_numpy(tree.parents.copy()).clamp(min=0))
-        ranks = padded(torch.from_numpy(tree.ranks.copy()).clamp(min=0))
-        return cls(
-            tree,
-            parents[None].to(device),
-            depths[None].to(device),
-            real[None].to(device),
-            ancestors[None].to(device),
-            path_rows[None].to(device),
-            (depths[1:] - 1).clamp(min=0).to(device),
-            ranks[1:].to(device),
-            tree.max_rank + 1,
-        )
+    def put(self, which: slice | torch.Tensor, drafted: TreeTensors) -> None:
+        """Take over the trees that were drafted for some sequences; rows beyond theirs stay padding."""
+        rows = drafted.rows
+        for mine, theirs in ((self.parents, drafted.parents), (self.depths, drafted.depths), (self.real, drafted.real)):
+            mine[which, :rows] = theirs
+        self.ancestors[which, :rows, :rows] = drafted.ancestors
+        self.path_rows[which, :rows] = drafted.path_rows

@@ -10,7 +10,7 @@ from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.generate import Decoder, Generation, Request
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import Topology
 from mtp_bench.trace import RankTrace, replay
 
 
@@ -42,7 +42,7 @@ class LiveCheck:
 
 
 def decode_answers(
-    base: BaseModel, heads: AnyHeads | None, tree: StaticTree, answers: Sequence[Answer], *, batch: int = 1
+    base: BaseModel, heads: AnyHeads | None, tree: Topology, answers: Sequence[Answer], *, batch: int = 1
 ) -> list[Generation]:
     """Decode each answer's prompt to the answer's length, in the order of ``answers``."""
     requests = [Request(answer.id, answer.prompt, len(answer.tokens)) for answer in answers]
@@ -53,7 +53,7 @@ def decode_answers(
 
 
 def check_live(
-    base: BaseModel, heads: AnyHeads, tree: StaticTree, trace: RankTrace, answers: Sequence[Answer]
+    base: BaseModel, heads: AnyHeads, tree: Topology, trace: RankTrace, answers: Sequence[Answer]
 ) -> LiveCheck:
     """Decode ``answers`` (all of them in ``trace``) with ``tree`` and compare with the replay."""
     where = {name: index for index, name in enumerate(trace.prompt_ids)}

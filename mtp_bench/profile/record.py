@@ -15,9 +15,12 @@ from mtp_bench.heads.eagle import EagleDraft, unroll
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.heads.ranking import ranks_of
 from mtp_bench.models.base import BaseModel
+from mtp_bench.profile.dynamic import dynamic_places
 from mtp_bench.trace import RankTrace
 
 Ranks = npt.NDArray[np.int16]
+Recorded = tuple[int, Ranks, dict[int, Ranks]]
+"""Index of an answer, its ranks [L, D], and its places in the pools of dynamic trees [L, D, D] by top_k."""
 
 
 @torch.inference_mode()
@@ -27,6 +30,7 @@ def record_trace(
     answers: Sequence[Answer],
     *,
     top_k: int = 10,
+    dynamic_top_ks: Sequence[int] = (),
     on_progress: Callable[[int], None] | None = None,
 ) -> RankTrace:
     """Ranks of the true tokens for every position of every answer with text.
@@ -35,18 +39,27 @@ def record_trace(
 
     Args:
         top_k: ranks below this are recorded, others are misses.
+        dynamic_top_ks: record what dynamic trees with each of these would hold too (EAGLE drafts only).
         on_progress: called with the number of positions done since the last call.
     """
     kept = [answer for answer in answers if answer.tokens]
     ranks: list[Ranks] = [np.empty(0, np.int16)] * len(kept)
-    recorded = _eagle_ranks if isinstance(heads, EagleDraft) else _medusa_ranks
-    for index, own in recorded(base, heads, kept, top_k):  # type: ignore[arg-type]
+    pools: dict[int, list[Ranks]] = {k: [np.empty(0, np.int16)] * len(kept) for k in dynamic_top_ks}
+    if isinstance(heads, EagleDraft):
+        recorded = _eagle_ranks(base, heads, kept, top_k, dynamic_top_ks)
+    else:
+        assert isinstance(heads, MedusaHeads)
+        recorded = _medusa_ranks(base, heads, kept, top_k)
+    for index, own, own_pools in recorded:
         ranks[index] = own
+        for k, pool in own_pools.items():
+            pools[k][index] = pool
         if on_progress is not None:
             on_progress(len(own))
     lengths = [len(answer.tokens) for answer in kept]
     return RankTrace(
         ranks=np.concatenate(ranks) if ranks else np.empty((0, heads.max_depth), dtype=np.int16),
+        pools={k: np.concatenate(parts) for k, parts in pools.items() if parts},
         prompt_offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         top_k=top_k,
         prompt_ids=tuple(answer.id for answer in kept),
@@ -54,17 +67,15 @@ def record_trace(
     )
 
 
-def _medusa_ranks(
-    base: BaseModel, heads: MedusaHeads, answers: Sequence[Answer], top_k: int
-) -> Iterator[tuple[int, Ranks]]:
+def _medusa_ranks(base: BaseModel, heads: MedusaHeads, answers: Sequence[Answer], top_k: int) -> Iterator[Recorded]:
     for indices, states in root_states(base, answers):
         for index, piece in zip(indices, states, strict=True):
-            yield index, _ranks_of(heads, piece, answers[index].tokens, top_k)
+            yield index, _ranks_of(heads, piece, answers[index].tokens, top_k), {}
 
 
 def _eagle_ranks(
-    base: BaseModel, draft: EagleDraft, answers: Sequence[Answer], top_k: int
-) -> Iterator[tuple[int, Ranks]]:
+    base: BaseModel, draft: EagleDraft, answers: Sequence[Answer], top_k: int, dynamic_top_ks: Sequence[int]
+) -> Iterator[Recorded]:
     """All starts and depths of a batch of texts by ``max_depth`` batched draft passes (see ``unroll``)."""
     for forced in forced_passes(base, answers, aux_layers=draft.aux_layers):
         ranks = [torch.full((len(answers[i].tokens), draft.max_depth), -1, dtype=torch.int16) for i in forced.indices]
@@ -73,7 +84,9 @@ def _eagle_ranks(
                 targets = torch.tensor(answers[index].tokens[step + 1 :], device=base.device)
                 logits = draft.logits(output[place, root_rows(answers[index])][: len(targets)])
                 ranks[place][: len(targets), step] = ranks_of(logits, draft.draft_ids(targets), top_k).cpu()
-        yield from ((index, ranks[place].numpy()) for place, index in enumerate(forced.indices))
+        for place, index in enumerate(forced.indices):
+            pools = dynamic_places(draft, forced, place, answers[index], dynamic_top_ks) if dynamic_top_ks else {}
+            yield index, ranks[place].numpy(), pools
 
 
 def _ranks_of(heads: MedusaHeads, states: torch.Tensor, tokens: list[int], top_k: int) -> Ranks:

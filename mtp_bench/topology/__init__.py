@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from mtp_bench.topology.check import Topology
 from mtp_bench.topology.document import TopologyDocument, read_document
 from mtp_bench.topology.draw import draw
-from mtp_bench.topology.named import load, named_trees, resolve
+from mtp_bench.topology.dynamic import DynamicTree
+from mtp_bench.topology.named import load, named_trees, resolve, resolve_topology
 from mtp_bench.topology.tree import StaticTree, chain
 from mtp_bench.topology.validate import Defect, Path, TopologyError
 
 __all__ = [
     "Defect",
+    "DynamicTree",
     "Path",
     "StaticTree",
+    "Topology",
     "TopologyDocument",
     "TopologyError",
     "chain",
@@ -20,4 +24,5 @@ __all__ = [
     "named_trees",
     "read_document",
     "resolve",
+    "resolve_topology",
 ]

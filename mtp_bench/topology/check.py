@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from mtp_bench.errors import InputError
+from mtp_bench.topology.dynamic import DynamicTree
 from mtp_bench.topology.tree import StaticTree, chain
 from mtp_bench.topology.validate import MAX_DEPTH, Defect, errors_of, find_path_defects
+
+Topology = StaticTree | DynamicTree
+"""What is verified per step."""
 
 FORMAT = "mtp-bench/topology"
 MAJOR, MINOR = 1, 0
 METHODS = ("medusa", "hydra", "eagle", "eagle2", "eagle3", "mtp", "draft_model")
-READABLE_KINDS = ("static_tree", "chain")
-LATER_KINDS = ("dynamic_tree", "batch_schedule")
+READABLE_KINDS = ("static_tree", "chain", "dynamic_tree")
+LATER_KINDS = ("batch_schedule",)
 METADATA = ("expected", "profile", "limits", "source")
 KEYS = ("format", "version", "id", "method", "kind", "tree", "chain", "dynamic", "batch_schedule", *METADATA)
 DERIVED = ("num_nodes", "depth", "parents", "level_widths", "max_rank", "uniform_levels")
@@ -35,6 +40,8 @@ def find_defects(
     defects = _header_defects(value)
     if value["kind"] == "chain":
         return defects + _chain_defects(value, top_k, heads)
+    if value["kind"] == "dynamic_tree":
+        return defects + _dynamic_defects(value)
     tree = value.get("tree")
     if not isinstance(tree, dict) or "paths" not in tree:
         return [*defects, Defect("/tree", "missing-key", "a static_tree needs an object tree with paths")]
@@ -49,9 +56,11 @@ def find_defects(
     return defects
 
 
-def tree_of(value: object, *, complete_prefixes: bool = False) -> StaticTree:
-    """The tree of a value in which :func:`find_defects` found no error."""
+def topology_of(value: object, *, complete_prefixes: bool = False) -> Topology:
+    """The topology of a value in which :func:`find_defects` found no error."""
     if isinstance(value, dict):
+        if value["kind"] == "dynamic_tree":
+            return DynamicTree(**value["dynamic"])
         if value["kind"] == "chain":
             return chain(value["chain"]["num_tokens"])
         value = value["tree"]["paths"]
@@ -123,6 +132,21 @@ def _chain_defects(value: dict[str, Any], top_k: int | None, heads: int | None) 
     return defects
 
 
+def _dynamic_defects(value: dict[str, Any]) -> list[Defect]:
+    body = value.get("dynamic")
+    if not isinstance(body, dict):
+        return [Defect("/dynamic", "missing-key", "a dynamic_tree needs an object dynamic")]
+    names = ("depth", "top_k", "num_nodes")
+    defects = [Defect(f"/dynamic/{key}", "missing-key", f"{key} is missing") for key in names if key not in body]
+    defects += [_unknown("/dynamic", key) for key in body if key not in names]
+    if defects:
+        return defects
+    try:
+        return _id_defects(value, DynamicTree(**body))
+    except InputError as error:
+        return [Defect("/dynamic", "dynamic", error.what, fix=error.fix)]
+
+
 def _derived_defects(tree: dict[str, Any], built: StaticTree) -> list[Defect]:
     defects = []
     if [list(path) for path in built.paths] != [list(path) for path in tree["paths"]]:
@@ -141,7 +165,7 @@ def _derived_defects(tree: dict[str, Any], built: StaticTree) -> list[Defect]:
     return defects
 
 
-def _id_defects(value: dict[str, Any], built: StaticTree) -> list[Defect]:
+def _id_defects(value: dict[str, Any], built: Topology) -> list[Defect]:
     if value.get("id") == built.id:
         return []
     message = f"id does not belong to this tree ({built.id} does)"

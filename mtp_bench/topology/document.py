@@ -14,7 +14,8 @@ from typing import Any
 
 from mtp_bench.errors import InputError
 from mtp_bench.files import read_json, write_text
-from mtp_bench.topology.check import FORMAT, MAJOR, METADATA, MINOR, derived_facts, find_defects, tree_of
+from mtp_bench.topology.check import FORMAT, MAJOR, METADATA, MINOR, Topology, derived_facts, find_defects, topology_of
+from mtp_bench.topology.dynamic import DynamicTree
 from mtp_bench.topology.tree import StaticTree
 from mtp_bench.topology.validate import TopologyError, errors_of
 
@@ -26,7 +27,7 @@ class TopologyDocument:
     """A tree and its provenance; all mappings hold plain JSON values.
 
     Attributes:
-        tree: what is verified.
+        topology: what is verified.
         method: which kind of heads drafts it (``medusa``, ``eagle``, ...).
         expected: expected figures; each key names its convention, e.g. ``acceptance_length_incl_bonus``.
         profile: where the figures come from: model, heads, prompts, device, dtype, versions, acceptance rule.
@@ -34,12 +35,27 @@ class TopologyDocument:
         source: for trees that others published or that were derived: project, licence, reference (free text).
     """
 
-    tree: StaticTree
+    topology: Topology
     method: str = "medusa"
     expected: Mapping[str, Any] = field(default_factory=dict)
     profile: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
     source: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tree(self) -> StaticTree:
+        """The topology where only a static tree will do.
+
+        Raises:
+            InputError: it is a dynamic tree.
+        """
+        if isinstance(self.topology, DynamicTree):
+            raise InputError(
+                f"{self.topology} is a dynamic tree, which has no fixed paths",
+                where="--topology",
+                fix="give a static tree here",
+            )
+        return self.topology
 
     @classmethod
     def from_value(cls, value: object, *, where: str = "", complete_prefixes: bool = False) -> TopologyDocument:
@@ -51,20 +67,22 @@ class TopologyDocument:
         defects = find_defects(value, complete_prefixes=complete_prefixes)
         if errors_of(defects):
             raise TopologyError(defects, where=where)
-        tree = tree_of(value, complete_prefixes=complete_prefixes)
+        topology = topology_of(value, complete_prefixes=complete_prefixes)
         if not isinstance(value, dict):
-            return cls(tree)
-        return cls(tree, value["method"], **{key: value.get(key, {}) for key in METADATA})
+            return cls(topology)
+        return cls(topology, value["method"], **{key: value.get(key, {}) for key in METADATA})
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON document. Decoding without speculation (N = 0) is written as a chain of 0 tokens."""
         document: dict[str, Any] = {
             "format": FORMAT,
             "version": f"{MAJOR}.{MINOR}",
-            "id": self.tree.id,
+            "id": self.topology.id,
             "method": self.method,
         }
-        if self.tree.num_nodes:
+        if isinstance(self.topology, DynamicTree):
+            document |= {"kind": "dynamic_tree", "dynamic": self.topology.as_dict()}
+        elif self.tree.num_nodes:
             paths = [list(path) for path in self.tree.paths]
             document |= {"kind": "static_tree", "tree": {"paths": paths} | derived_facts(self.tree)}
         else:

@@ -1,4 +1,4 @@
-"""Finding a topology by what a user types: a file, a run folder, a shipped tree, ``chain:4`` or ``none``."""
+"""Finding a topology by what a user types: a file, a run folder, a shipped tree, ``chain:4``, or ``none``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from functools import cache
 from pathlib import Path
 
 from mtp_bench.errors import InputError
+from mtp_bench.topology.check import Topology
 from mtp_bench.topology.document import TopologyDocument, read_document
+from mtp_bench.topology.dynamic import parse_dynamic
 from mtp_bench.topology.tree import StaticTree, chain
 
 RUN_TOPOLOGY = "topology.json"
@@ -31,7 +33,7 @@ def _load_named(path: Path) -> TopologyDocument:
 
 
 def load(spec: str) -> TopologyDocument:
-    """Find a topology: an existing file or run folder, then a shipped tree, then ``chain:K``, then ``none``.
+    """Find a topology: an existing file or run folder, then a shipped tree, ``chain:K``, ``dynamic:D,K,N``, ``none``.
 
     Raises:
         InputError: nothing of that name; the message suggests similar names.
@@ -51,15 +53,22 @@ def load(spec: str) -> TopologyDocument:
     if kind == "chain" and colon:
         return TopologyDocument(_parse_chain(spec, argument))
     if kind == "dynamic" and colon:
-        raise InputError(
-            f"dynamic trees ({spec}) are not supported by this version", where="--topology", fix="use a static tree"
-        )
+        return TopologyDocument(parse_dynamic(argument), "eagle2")
     raise _unknown(spec, list(shipped))
 
 
 def resolve(spec: str) -> StaticTree:
-    """The tree of :func:`load`."""
+    """The static tree of :func:`load`.
+
+    Raises:
+        InputError: also for a dynamic tree.
+    """
     return load(spec).tree
+
+
+def resolve_topology(spec: str) -> Topology:
+    """The topology of :func:`load`, of whatever kind."""
+    return load(spec).topology
 
 
 def _parse_chain(spec: str, argument: str) -> StaticTree:
@@ -73,5 +82,5 @@ def _unknown(spec: str, shipped: list[str]) -> InputError:
     looks_like_file = spec.endswith(".json") or "/" in spec
     what = f"no such file: {spec}" if looks_like_file else f"no topology is called {spec!r}"
     hint = f"did you mean {', '.join(near)}? " if near else ""
-    fix = f"{hint}give a file, a run folder, a name from 'mtp-bench trees list', chain:K or none"
+    fix = f"{hint}give a file, a run folder, a name from 'mtp-bench trees list', chain:K, dynamic:D,K,N or none"
     return InputError(what, where="--topology", fix=fix)

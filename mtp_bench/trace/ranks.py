@@ -6,10 +6,11 @@ Under lossless verification the emitted text does not depend on the tree, so one
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,10 @@ from mtp_bench.files import sha256_bytes
 from mtp_bench.trace.npz import npz_bytes, read_npz, write_npz
 
 SCHEMA_NAME = "mtp-bench/trace"
-SCHEMA_VERSION = (1, 0)
+SCHEMA_VERSION = (1, 1)
+WITHOUT_POOLS = (1, 0)
 MISS = -1
+POOL = "pool_top_k_"
 _MAX_TOP_K = int(np.iinfo(np.int16).max)
 
 
@@ -36,6 +39,9 @@ class RankTrace:
         top_k: ranks below this were looked for.
         prompt_ids: P names.
         categories: P categories.
+        pools: what dynamic trees need, by their ``top_k``: int16 [T, D, D], ``pools[k][t, d - 1, j - 1]`` is the place
+            of output token ``t + j``, on the true path, among the nodes of a pool of ``d`` levels sorted by descending
+            path probability; -1 where the pool lacks it. A tree that keeps N nodes holds just the places below N.
 
     Raises:
         InputError: a shape, dtype or range does not fit, with every fault found.
@@ -46,6 +52,7 @@ class RankTrace:
     top_k: int
     prompt_ids: tuple[str, ...]
     categories: tuple[str, ...]
+    pools: Mapping[int, npt.NDArray[np.int16]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         faults = _faults(self)
@@ -58,6 +65,10 @@ class RankTrace:
         offsets.setflags(write=False)
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "prompt_offsets", offsets)
+        pools = {top_k: np.array(self.pools[top_k], dtype=np.int16, order="C") for top_k in sorted(self.pools)}
+        for pool in pools.values():
+            pool.setflags(write=False)
+        object.__setattr__(self, "pools", MappingProxyType(pools))
 
     @property
     def num_positions(self) -> int:
@@ -109,9 +120,13 @@ class RankTrace:
         if any(not 0 <= index < self.num_prompts for index in chosen):
             raise InputError(f"prompt index outside 0..{self.num_prompts - 1}", where="trace")
         spans = [slice(int(self.prompt_offsets[p]), int(self.prompt_offsets[p + 1])) for p in chosen]
-        rows = [self.ranks[span] for span in spans] or [self.ranks[:0]]
+
+        def rows(values: npt.NDArray[np.int16]) -> npt.NDArray[np.int16]:
+            return np.concatenate([values[span] for span in spans] or [values[:0]])
+
         return RankTrace(
-            ranks=np.concatenate(rows),
+            ranks=rows(self.ranks),
+            pools={top_k: rows(pool) for top_k, pool in self.pools.items()},
             prompt_offsets=np.concatenate([[0], np.cumsum(self.prompt_lengths[chosen])]).astype(np.int64),
             top_k=self.top_k,
             prompt_ids=tuple(self.prompt_ids[p] for p in chosen),
@@ -155,6 +170,7 @@ class RankTrace:
                 top_k=int(arrays["top_k"]) if "top_k" in arrays else max(largest + 1, 1),
                 prompt_ids=_names(arrays, "prompt_ids", [f"prompt-{p}" for p in range(prompts)]),
                 categories=_names(arrays, "categories", ["all"] * prompts),
+                pools={int(name[len(POOL) :]): arrays[name] for name in arrays if name.startswith(POOL)},
             )
         except InputError as error:
             raise InputError(error.what, where=str(path), fix=error.fix) from error
@@ -162,7 +178,7 @@ class RankTrace:
             raise InputError(f"damaged: {error}", where=str(path), fix="record the run again") from error
 
     def _arrays(self) -> dict[str, npt.NDArray[Any]]:
-        version = ".".join(map(str, SCHEMA_VERSION))
+        version = ".".join(map(str, SCHEMA_VERSION if self.pools else WITHOUT_POOLS))
         return {
             "schema": np.array(f"{SCHEMA_NAME} {version}"),
             "ranks": self.ranks,
@@ -170,6 +186,7 @@ class RankTrace:
             "top_k": np.array(self.top_k, dtype=np.int64),
             "prompt_ids": np.array(self.prompt_ids, dtype=np.str_),
             "categories": np.array(self.categories, dtype=np.str_),
+            **{f"{POOL}{top_k}": pool for top_k, pool in self.pools.items()},
         }
 
 
@@ -181,7 +198,12 @@ def merge_traces(traces: Sequence[RankTrace], *, allow_duplicates: bool = False)
     """
     if not traces:
         raise InputError("nothing to merge", where="trace")
-    for name, values in {"depth": {t.depth for t in traces}, "top_k": {t.top_k for t in traces}}.items():
+    recorded: dict[str, set[Any]] = {
+        "depth": {t.depth for t in traces},
+        "top_k": {t.top_k for t in traces},
+        "top_k of dynamic trees": {tuple(t.pools) for t in traces},
+    }
+    for name, values in recorded.items():
         if len(values) > 1:
             raise InputError(f"shards differ in {name}: {sorted(values)}", fix="merge shards of one profile")
     ids = tuple(name for trace in traces for name in trace.prompt_ids)
@@ -195,6 +217,7 @@ def merge_traces(traces: Sequence[RankTrace], *, allow_duplicates: bool = False)
         top_k=traces[0].top_k,
         prompt_ids=ids,
         categories=tuple(name for trace in traces for name in trace.categories),
+        pools={top_k: np.concatenate([trace.pools[top_k] for trace in traces]) for top_k in traces[0].pools},
     )
 
 
@@ -217,6 +240,12 @@ def _faults(trace: RankTrace) -> list[str]:
             faults.append(f"{len(values)} {name} for {len(offsets) - 1} prompts")
     if ranks.size and (ranks.min() < MISS or ranks.max() >= trace.top_k):
         faults.append(f"ranks must lie in -1..{trace.top_k - 1}, found {ranks.min()}..{ranks.max()}")
+    for top_k, pool in trace.pools.items():
+        shape = (*ranks.shape, ranks.shape[1])
+        if pool.shape != shape or not np.issubdtype(pool.dtype, np.integer):
+            faults.append(f"the pool of top_k {top_k} must be integers {list(shape)}, got {list(pool.shape)}")
+        elif pool.size and pool.min() < MISS:
+            faults.append(f"places in the pool of top_k {top_k} must be -1 or more, found {pool.min()}")
     if (ranks[_past_end(offsets, ranks.shape[1])] != MISS).any():
         faults.append("a rank past the end of a text must be -1")
     return faults

@@ -13,7 +13,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import Topology
 from mtp_bench.trace.ranks import RankTrace
 from mtp_bench.trace.stats import StepStats
 from mtp_bench.trace.walk import accepted_lengths
@@ -68,7 +68,7 @@ class Replay:
         return self.stats.accepted_per_step if self.total_steps else 0.0
 
 
-def replay(trace: RankTrace, tree: StaticTree) -> Replay:
+def replay(trace: RankTrace, tree: Topology) -> Replay:
     """Decode the trace's prompts with ``tree``, without a model.
 
     A step at row t of a prompt with L rows accepts ``min(accepted(t), L - 2 - t)`` drafted tokens: the last token of

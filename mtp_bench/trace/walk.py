@@ -11,17 +11,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mtp_bench.topology import StaticTree
+from mtp_bench.errors import InputError
+from mtp_bench.topology import DynamicTree, StaticTree, Topology
 from mtp_bench.trace.ranks import RankTrace
 
 _BLOCK = 1 << 15  # rows at a time, so that the intermediate arrays stay in the CPU's cache
 
 
-def accepted_lengths(trace: RankTrace, tree: StaticTree) -> npt.NDArray[np.int8]:
+def accepted_lengths(trace: RankTrace, tree: Topology) -> npt.NDArray[np.int8]:
     """int8 [T]: for each row, the length of the longest prefix of ``ranks[row]`` that is a path of ``tree``.
 
     Nodes at ranks or depths that the trace did not record are never accepted.
+
+    Raises:
+        InputError: a dynamic tree whose top_k or depth was not recorded.
     """
+    if isinstance(tree, DynamicTree):
+        return _accepted_dynamic(trace, tree)
     accepted = np.zeros(trace.num_positions, dtype=np.int8)
     levels = min(tree.depth, trace.depth)
     if levels == 0:
@@ -36,6 +42,21 @@ def accepted_lengths(trace: RankTrace, tree: StaticTree) -> npt.NDArray[np.int8]
             state = np.take(table, state)
         accepted[start : start + _BLOCK] = np.take(depth_of, state // (miss_above + 2))
     return accepted
+
+
+def _accepted_dynamic(trace: RankTrace, tree: DynamicTree) -> npt.NDArray[np.int8]:
+    """A node of the true path is verified when its place in the pool is among the first; parents come first."""
+    pool = trace.pools.get(tree.top_k)
+    if pool is None or tree.depth > trace.depth:
+        known = f"top_k {', '.join(map(str, trace.pools))} to depth {trace.depth}" if trace.pools else "none"
+        raise InputError(
+            f"no trace of {tree}: dynamic trees recorded: {known}",
+            where="trace",
+            fix=f"profile an EAGLE draft with --dynamic-top-k {tree.top_k} --depth {tree.depth}",
+        )
+    places = pool[:, tree.depth - 1, : tree.depth]
+    held = (places >= 0) & (places < tree.num_nodes)
+    return np.asarray(np.logical_and.accumulate(held, axis=1).sum(axis=1), dtype=np.int8)
 
 
 def _transitions(tree: StaticTree, miss_above: int) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.int8]]:

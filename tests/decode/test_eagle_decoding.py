@@ -9,7 +9,7 @@ from tiny_models import CASES, SHAPES, TOP_K, plain_greedy, prompt_of, random_ea
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.cache import TreeCache
-from mtp_bench.decode.draft import EagleDrafter
+from mtp_bench.decode.eagle import EagleDrafter
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.teacher import forced_passes
 from mtp_bench.decode.tree import TreeTensors

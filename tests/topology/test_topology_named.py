@@ -40,7 +40,10 @@ def test_run_folder(tmp_path: Path) -> None:
         ("chain:-1", "chain:4"),
         ("chain:\u00b2", "chain:4"),
         ("chain:99999", "from 0 to"),
-        ("dynamic:5,4,12", "not supported"),
+        ("dynamic:5,4", "no dynamic tree"),
+        ("dynamic:5,x,4", "no dynamic tree"),
+        ("dynamic:0,4,4", "depth of a dynamic tree must be an integer from 1"),
+        ("dynamic:2,2,7", "keeps 7 nodes of a pool of 6"),
         ("", "no topology"),
     ],
 )

@@ -92,7 +92,7 @@ def arrays_of(trace):
         ({"prompt_ids": np.array(["only one"])}, "1 prompt_ids for 2 prompts"),
         ({"categories": np.array(["a", "b", "c"])}, "3 categories for 2 prompts"),
         ({"schema": np.array("mtp-bench/trace 2.0")}, "newer version"),
-        ({"schema": np.array("mtp-bench/trace 1.1")}, "newer version"),
+        ({"schema": np.array("mtp-bench/trace 1.2")}, "newer version"),
         ({"schema": np.array("somebody/else 1.0")}, "schema is"),
         ({"schema": np.array("mtp-bench/trace")}, "schema is"),
     ],

@@ -1,0 +1,49 @@
+"""Which drafter serves which heads and topology."""
+
+from __future__ import annotations
+
+from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.draft import Drafter, MedusaDrafter
+from mtp_bench.decode.eagle import DynamicEagleDrafter, StaticEagleDrafter
+from mtp_bench.errors import InputError
+from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.topology import DynamicTree, Topology
+
+
+def drafter_for(heads: AnyHeads | None, topology: Topology, cache: TreeCache) -> Drafter | None:
+    """The drafter of these heads for this topology; None where nothing is drafted.
+
+    Args:
+        cache: the base model's, whose batch, length and device the draft's cache takes over.
+
+    Raises:
+        InputError: there are no heads, or they cannot draft this topology.
+    """
+    if topology.depth == 0:
+        return None
+    if heads is None:
+        raise InputError("a topology with nodes needs heads", where="--topology", fix="give --heads")
+    if topology.depth > heads.max_depth:
+        raise InputError(
+            f"the topology is {topology.depth} deep, the heads draft only {heads.max_depth} tokens",
+            where="--topology",
+            fix="clip the tree (mtp-bench trees show) or use heads with more depths",
+        )
+    if not isinstance(heads, EagleDraft):
+        if isinstance(topology, DynamicTree):
+            raise InputError(
+                f"{topology} is a dynamic tree, which Medusa heads cannot draft",
+                where="--topology",
+                fix="use a static tree, or an EAGLE draft",
+            )
+        return MedusaDrafter(heads, topology, cache.data.device)
+    if topology.max_rank >= heads.draft_vocab_size:
+        raise InputError(
+            f"{topology.max_rank + 1} ranks are needed, the draft vocabulary has {heads.draft_vocab_size} tokens",
+            where="--topology",
+            fix="use a topology with fewer ranks",
+        )
+    if isinstance(topology, DynamicTree):
+        return DynamicEagleDrafter(heads, topology, cache.batch, cache.length)
+    return StaticEagleDrafter(heads, topology, cache.batch, cache.length)

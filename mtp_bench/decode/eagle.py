@@ -1,0 +1,197 @@
+"""Drafting with an EAGLE layer, which keeps a KV cache of its own.
+
+Each step it first reads the settled tokens with the base model's features, so that nothing it made up itself stays in
+the cache; then it drafts level by level, every level one pass over those nodes that are expanded.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+
+from mtp_bench.decode.cache import TreeCache, bucket
+from mtp_bench.decode.draft import Drafted, Settled, Which, last_settled
+from mtp_bench.decode.dynamic import expand, select
+from mtp_bench.decode.masks import row_mask
+from mtp_bench.heads.eagle import Attend, EagleDraft
+from mtp_bench.heads.ranking import ordered_topk
+from mtp_bench.models import attention
+from mtp_bench.topology import DynamicTree, StaticTree
+
+
+class EagleDrafter(ABC):
+    """An EAGLE layer with its cache, for B sequences."""
+
+    def __init__(self, draft: EagleDraft, batch: int, length: int, depth: int, expanded: int) -> None:
+        """Args:
+        length: slots per sequence of the base model's cache.
+        depth: levels drafted; expanded: nodes expanded over all of them.
+        """
+        # A last step may settle more tokens than were asked for, and drafts behind them all the same.
+        length += depth + expanded
+        self._draft = draft
+        self.aux_layers = draft.aux_layers
+        config, weight = draft.config, draft.fc.weight
+        shape = (1, 2, batch, config.num_kv_heads, length, config.head_dim)
+        self.cache = TreeCache(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
+        self._places = torch.arange(expanded, device=weight.device)
+        self._rotary = draft.rotary(length)
+
+    def draft(self, which: Which, settled: Settled) -> Drafted:
+        """See ``Drafter``. Settled slots come first, drafted ones behind them, which the next call overwrites."""
+        whole = isinstance(which, slice)
+        cache = self.cache if whole else TreeCache(self.cache.data[:, :, which])
+        output = self._settle(cache, settled)
+        width = settled.tokens.shape[1]
+        visible = bucket(settled.longest + width + len(self._places), cache.length)
+        drafted = self._drafted(_Behind(self, cache, settled.starts + settled.counts, visible), output)
+        if not whole:
+            self.cache.data[:, :, which] = cache.data
+        return drafted
+
+    @abstractmethod
+    def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
+        """The coming tree, from the output [b, 1, H] of the root's slot."""
+
+    def _settle(self, cache: TreeCache, settled: Settled) -> torch.Tensor:
+        """Read the settled tokens; outputs [b, 1, H] of the last one of each sequence."""
+        width = settled.tokens.shape[1]
+        places = torch.arange(width, device=settled.tokens.device)
+        slots = settled.starts[:, None] + places
+        causal = torch.ones(width, width, dtype=torch.bool, device=slots.device).tril()
+        mask = row_mask(slots, settled.starts, causal, bucket(settled.longest + width, cache.length))
+        hidden = self._draft.fuse(settled.features)
+        output = self.run(cache, settled.tokens, hidden, slots, slots, mask)
+        return last_settled(output, settled.counts)[:, None]
+
+    def run(
+        self,
+        cache: TreeCache,
+        tokens: torch.Tensor,
+        hidden: torch.Tensor,
+        slots: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run the layer over int64 [b, R] tokens, writing to ``slots``; [b, R, H]."""
+        cosine, sine = self._rotary
+        cache.aim(slots, mask.shape[-1])
+        output: torch.Tensor = self._draft(
+            tokens, hidden, (cosine[positions], sine[positions]), cached_attention(cache, mask)
+        )
+        return output
+
+
+@dataclass(frozen=True, eq=False)
+class _Behind:
+    """Passes over drafted nodes, in slots behind the settled ones; int64 [b] ``lengths`` of those."""
+
+    drafter: EagleDrafter
+    cache: TreeCache
+    lengths: torch.Tensor
+    visible: int
+
+    def run(
+        self, tokens: torch.Tensor, hidden: torch.Tensor, level: int, first: int, sees: torch.Tensor
+    ) -> torch.Tensor:
+        """Expand nodes of one level.
+
+        Args:
+            tokens: int64 [b, w]; hidden: [b, w, H], their parents' feedback.
+            level: depth of the nodes.
+            first: how many nodes were expanded before them.
+            sees: bool [w, first + w] or [b, w, first + w], ancestor-or-self among all nodes expanded so far.
+        """
+        every_slot = self.lengths[:, None] + self.drafter._places[: sees.shape[-1]]
+        slots = every_slot[:, first:]
+        mask = row_mask(every_slot, self.lengths, sees, self.visible)
+        positions = (self.lengths + level - 1)[:, None].expand_as(slots)
+        return self.drafter.run(self.cache, tokens, hidden, slots, positions, mask)
+
+
+def cached_attention(cache: TreeCache, mask: torch.Tensor) -> Attend:
+    """Attention over a one-layer cache, the new rows written to it first."""
+
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys, values = cache.update(key, value, 0)
+        output, _ = attention.grouped_sdpa(torch.nn.Identity(), query, keys, values, mask)
+        return output
+
+    return attend
+
+
+@dataclass(frozen=True, eq=False)
+class _Level:
+    """Nodes of one depth.
+
+    Attributes:
+        parent: int64 [n], index of each node's parent among the expanded nodes one level up.
+        rank: int64 [n].
+        expanded: int64 [w], which of the n have children.
+        sees: bool [w, expanded nodes down to this level], ancestor-or-self.
+        top_k: ranks that are needed.
+    """
+
+    parent: torch.Tensor
+    rank: torch.Tensor
+    expanded: torch.Tensor
+    sees: torch.Tensor
+    top_k: int
+
+
+def _levels(tree: StaticTree, device: torch.device) -> list[_Level]:
+    """One level per depth of ``tree``."""
+    depths, ranks, parents = tree.depths, tree.ranks, tree.parents
+    has_children = set(parents[1:].tolist())
+    levels: list[_Level] = []
+    inner: list[int] = []
+    above = [0]
+    for depth in range(1, tree.depth + 1):
+        rows = [row for row in range(1, tree.rows) if depths[row] == depth]
+        expanded = [row for row in rows if row in has_children]
+        inner += expanded
+        sees = torch.from_numpy(tree.ancestor_mask[expanded][:, inner].copy())
+        levels.append(
+            _Level(
+                torch.tensor([above.index(int(parents[row])) for row in rows], device=device),
+                torch.tensor([int(ranks[row]) for row in rows], device=device),
+                torch.tensor([rows.index(row) for row in expanded], dtype=torch.int64, device=device),
+                sees.to(device),
+                1 + max(int(ranks[row]) for row in rows),
+            )
+        )
+        above = expanded
+    return levels
+
+
+class StaticEagleDrafter(EagleDrafter):
+    """Drafts the nodes of one static tree."""
+
+    def __init__(self, draft: EagleDraft, tree: StaticTree, batch: int, length: int) -> None:
+        self._levels = _levels(tree, draft.fc.weight.device)
+        super().__init__(draft, batch, length, tree.depth, sum(len(level.expanded) for level in self._levels))
+
+    def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
+        draft, drafted, first = self._draft, [], 0
+        for depth, level in enumerate(self._levels, start=1):
+            best = ordered_topk(draft.logits(output), level.top_k)
+            tokens = draft.target_ids(best)[:, level.parent, level.rank]
+            drafted.append(tokens)
+            if depth < len(self._levels):
+                hidden = draft.feedback(output)[:, level.parent[level.expanded]]
+                output = behind.run(tokens[:, level.expanded], hidden, depth, first, level.sees)
+                first += len(level.expanded)
+        return Drafted(torch.cat(drafted, dim=1))
+
+
+class DynamicEagleDrafter(EagleDrafter):
+    """Drafts a pool of nodes and keeps the most probable ones, in every step anew."""
+
+    def __init__(self, draft: EagleDraft, tree: DynamicTree, batch: int, length: int) -> None:
+        super().__init__(draft, batch, length, tree.depth, (tree.depth - 1) * tree.top_k)
+        self._tree = tree
+
+    def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
+        return select(expand(self._draft, output, self._tree.depth, self._tree.top_k, behind.run), self._tree)

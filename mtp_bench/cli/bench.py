@@ -34,12 +34,12 @@ def bench(
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
     from mtp_bench.runs import open_run
-    from mtp_bench.topology import resolve
+    from mtp_bench.topology import resolve_topology
 
     run = open_run(profile)
     manifest = run.read_manifest()
     specs = list(topology or [str(run.topology)])
-    trees = {_label(spec, run): resolve(spec) for spec in specs}
+    trees = {_label(spec, run): resolve_topology(spec) for spec in specs}
     facts = manifest["model"]
     base = load_base(
         model or facts["name"], dtype=dtype or _short(facts["dtype"]), device=device,

@@ -11,7 +11,7 @@ from mtp_bench.cli import options
 
 
 def evaluate(
-    trees: Annotated[list[str], typer.Argument(help="Topologies: files, shipped names, chain:4, none.")],
+    trees: Annotated[list[str], typer.Argument(help="Files, shipped names, chain:4, dynamic:5,4,12, none.")],
     profile: options.Profile = None,
     acceptance: Annotated[Path | None, typer.Option(help="Acceptance table in place of a trace.")] = None,
     cost: Annotated[Path | None, typer.Option(help="Cost table in place of the run's.")] = None,
@@ -24,7 +24,7 @@ def evaluate(
     from mtp_bench.cli.acceptance import read_measured
     from mtp_bench.cli.output import emit_json
     from mtp_bench.search import MarginalSource, evaluate_all
-    from mtp_bench.topology import resolve
+    from mtp_bench.topology import resolve_topology
     from mtp_bench.trace import AcceptanceTable
 
     measured = read_measured(profile, acceptance, cost)
@@ -32,7 +32,7 @@ def evaluate(
     source = MarginalSource(scored.per_rank) if isinstance(scored, AcceptanceTable) else scored
     place = context if context is not None else measured.mean_context if cost is None else None
     found = evaluate_all(
-        [resolve(spec) for spec in trees], source, measured.cost, context=place, batch=batch, seed=seed
+        [resolve_topology(spec) for spec in trees], source, measured.cost, context=place, batch=batch, seed=seed
     )
     for spec, one in zip(trees, found, strict=True):
         text = f"{spec}: {one.num_nodes} nodes, depth {one.depth}, {one.tokens_per_step:.4f} tokens_per_step"

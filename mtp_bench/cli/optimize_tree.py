@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_bench.cli import options
+from mtp_bench.errors import InputError
 
 if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
@@ -32,6 +33,9 @@ def optimize_tree(
         int | None, typer.Option("--context", min=1, help="Cached tokens to take costs at; the run's mean if left out.")
     ] = None,
     batch: options.Batch = 1,
+    kind: Annotated[
+        str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
+    ] = "auto",
     trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
@@ -45,11 +49,13 @@ def optimize_tree(
     from mtp_bench.cli.acceptance import read_measured
     from mtp_bench.cli.output import emit_json
 
+    if kind not in ("auto", "static", "dynamic", "chain"):
+        raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
     measured = read_measured(profile, acceptance, cost)
     place = context if context is not None else measured.mean_context if cost is None else None
     _, document = search_and_write(
         measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batch, trials=trials,
-        seeded=not unseeded, storage=storage, seed=seed, out=out,
+        seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
     )  # fmt: skip
     if json_output:
         emit_json(document)
@@ -85,7 +91,7 @@ def search_and_write(
 def _write_topology(path: Path, found: Optimization, measured: Measured) -> None:
     from mtp_bench.topology import TopologyDocument
 
-    winner = found.winner
+    winner = found.best
     expected: dict[str, Any] = {"acceptance_length_incl_bonus": round(winner.tokens_per_step, 6)}
     if winner.tokens_per_step_ci:
         expected["acceptance_length_ci95"] = [round(value, 6) for value in winner.tokens_per_step_ci]
@@ -94,7 +100,7 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
         expected["tokens_per_second"] = winner.tokens_per_s
         expected["speedup_vs_autoregressive"] = winner.speedup_predicted
     limits = {"max_nodes": found.exact.max_nodes, "max_depth": found.exact.max_depth}
-    TopologyDocument(found.tree, measured.method, expected, measured.provenance, limits).write(path)
+    TopologyDocument(found.topology, measured.method, expected, measured.provenance, limits).write(path)
 
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:
@@ -116,6 +122,7 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
     for label, margin in (("last node kept", exact.last_kept), ("first node left out", exact.first_out)):
         if margin is not None:
             typer.echo(f"{label}: {_marginal(margin)}")
+    _print_kinds(found)
     if found.held_out is not None:
         held = found.held_out
         line = (
@@ -134,6 +141,25 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
         typer.echo(f"note: {note}")
     if "topology" in document:
         typer.echo(f"topology: {document['topology']}")
+
+
+def _print_kinds(found: Optimization) -> None:
+    """The best of each kind, where there is more than the static tree."""
+    from mtp_bench.topology import name_of
+
+    if len(found.kinds) > 1 or (found.kinds and found.kinds[0].kind != "static"):
+        for place, one in enumerate(found.kinds):
+            label = "fastest kind" if place == 0 else "runner-up"
+            text = f"{label}: {one.kind} {name_of(one.topology)}: {_figures(one.evaluation)}"
+            if one.evaluation.speed_ratio is not None:
+                low, high = one.evaluation.speed_ratio.bounds
+                text += f"; {one.evaluation.speed_ratio.value:.3f} of its speed [{low:.3f}, {high:.3f}]"
+            typer.echo(text)
+    if found.dynamic is not None and found.dynamic.optuna_gap is not None:
+        typer.echo(
+            f"dynamic trees: {found.dynamic.scored} replayed, best {found.dynamic.best}; optuna alone, "
+            f"{found.dynamic.optuna_trials} trials: {100 * found.dynamic.optuna_gap:.2f}% below it"
+        )
 
 
 def _figures(one: Any) -> str:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mtp_bench.cli import options
+from mtp_bench.errors import InputError
+
+DYNAMIC_TOP_KS = (2, 4, 8)
 
 if TYPE_CHECKING:
     from mtp_bench.profile.costs import SweepOptions
@@ -29,6 +33,10 @@ def profile(
     rounds: Annotated[int, typer.Option(min=3, help="Timings per cost.")] = 20,
     costs: Annotated[bool, typer.Option("--costs/--no-costs", help="Whether to measure costs.")] = True,
     top_k: Annotated[int, typer.Option(min=1, help="Ranks recorded per head.")] = 10,
+    dynamic_top_k: Annotated[
+        str | None,
+        typer.Option(help="EAGLE: record and cost dynamic trees with these top_k (2,4,8 when left out; 0 = none)."),
+    ] = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts answered together when text is made.")] = 32,
     shard: Annotated[str, typer.Option(help="i/n: profile only every n-th prompt from the i-th (0-based) on.")] = "0/1",
     dtype: options.Dtype = "auto",
@@ -53,8 +61,11 @@ def profile(
     base = load_base(model, dtype=dtype, device=device, attention=attention, seed=seed)
     loaded, info = load_heads(heads, base, aux_layers=aux_layers, depth=depth)
     run = RunFolder(out or default_folder(RESULTS, base, part))
-    sweep = default_sweep(max_rows, context, rounds, seed)
-    settings = ProfileOptions(max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, raw=raw, shard=part, seed=seed)
+    dynamic = _dynamic_top_ks(dynamic_top_k, info.method)
+    sweep = replace(default_sweep(max_rows, context, rounds, seed), dynamic_top_ks=dynamic)
+    settings = ProfileOptions(
+        max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, dynamic_top_ks=dynamic, raw=raw, shard=part, seed=seed
+    )
     command = shlex.join(["mtp-bench", *sys.argv[1:]])
     manifest = run_profile(base, loaded, info, prompt_set, run, settings, sweep if costs else None, command)
     say(f"profile: {run.path}\n  next: mtp-bench optimize-tree --profile {run.path}")
@@ -69,14 +80,28 @@ def default_sweep(max_rows: int, contexts: list[int] | None, rounds: int, seed: 
     return SweepOptions(rows=default_rows(max_rows), contexts=tuple(contexts or (128, 512)), rounds=rounds, seed=seed)
 
 
+def _dynamic_top_ks(text: str | None, method: str) -> tuple[int, ...]:
+    """``2,4,8`` -> numbers; by default those for EAGLE drafts, none for Medusa heads, which cannot draft them.
+
+    Raises:
+        InputError: not a list of whole numbers, or asked for with Medusa heads.
+    """
+    if text is None:
+        return () if method == "medusa" else DYNAMIC_TOP_KS
+    if not all(part.isascii() and part.isdigit() for part in text.split(",")):
+        raise InputError(f"{text!r} is no list of numbers", where="--dynamic-top-k", fix="write e.g. 2,4,8")
+    found = tuple(sorted({int(part) for part in text.split(",")} - {0}))
+    if found and method == "medusa":
+        raise InputError("Medusa heads cannot draft dynamic trees", where="--dynamic-top-k", fix="leave it out")
+    return found
+
+
 def parse_shard(text: str) -> tuple[int, int]:
     """``i/n`` -> (i, n).
 
     Raises:
         InputError: not of that form, or i outside 0..n-1.
     """
-    from mtp_bench.errors import InputError
-
     index, _, count = text.partition("/")
     if index.isdecimal() and count.isdecimal() and int(index) < int(count):
         return int(index), int(count)

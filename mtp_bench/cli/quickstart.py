@@ -66,7 +66,7 @@ def quickstart(
     say("2/4 optimize-tree: the fastest tree for these rates and costs")
     found, document = _optimize(run, budget, seed)
     say("3/4 bench: real decoding, interleaved with the baselines")
-    trees = {**({"winner": found.tree} if found.tree.num_nodes else {}), **_others(found)}
+    trees = {**({"winner": found.topology} if found.topology.num_nodes else {}), **_others(found)}
     measured = bench_run(
         run, base, heads, trees, limit=effort.bench_prompts, repeats=effort.bench_repeats, hf=True, seed=seed
     )

@@ -1,7 +1,17 @@
 """What a step costs: measured points, the table with its envelope, and the roofline beside it."""
 
-from mtp_bench.cost.points import DRAFT, STATUSES, VERIFY, CostPoint, read_points, write_points
+from mtp_bench.cost.points import DRAFT, DYNAMIC_DRAFT, STATUSES, VERIFY, CostPoint, read_points, write_points
 from mtp_bench.cost.roofline import Roofline
 from mtp_bench.cost.table import CostTable
 
-__all__ = ["DRAFT", "STATUSES", "VERIFY", "CostPoint", "CostTable", "Roofline", "read_points", "write_points"]
+__all__ = [
+    "DRAFT",
+    "DYNAMIC_DRAFT",
+    "STATUSES",
+    "VERIFY",
+    "CostPoint",
+    "CostTable",
+    "Roofline",
+    "read_points",
+    "write_points",
+]

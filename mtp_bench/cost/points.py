@@ -17,6 +17,7 @@ from mtp_bench.files import read_text, write_text
 
 VERIFY = "verify"
 DRAFT = "draft"
+DYNAMIC_DRAFT = "draft_dynamic"
 STATUSES = ("ok", "oom", "nan", "unstable")
 COLUMNS = (
     "component", "device", "dtype", "batch", "rows", "context", "depth",
@@ -30,10 +31,10 @@ class CostPoint:
 
     Args:
         component: ``verify`` (a forward pass of the base model over ``rows`` rows per sequence, with acceptance and
-            cache update) or ``draft`` (the heads 1..``depth``).
+            cache update), ``draft`` (a static tree of ``depth`` levels) or ``draft_dynamic`` (a dynamic one).
         device, dtype: as measured; empty when unknown.
         batch: sequences per pass.
-        rows: rows per sequence (nodes + 1) of a verify point; 0 for a draft point.
+        rows: rows per sequence (nodes + 1) of a verify point; the tree's top_k for a dynamic draft; 0 for a draft.
         context: tokens in the cache.
         depth: deepest head run, for a draft point; 0 there = the same price at every depth.
         median_ms: median of the timings, in milliseconds.
@@ -100,9 +101,9 @@ def write_points(path: Path | str, points: Iterable[CostPoint]) -> None:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
     for point in sorted(points, key=_place):
-        drafted = point.component == DRAFT
         times = [f"{ms:.6f}" if math.isfinite(ms) else "" for ms in (point.median_ms, point.low_ms, point.high_ms)]
-        rows, depth = ("", point.depth) if drafted else (point.rows, "")
+        rows = "" if point.component == DRAFT else point.rows
+        depth = "" if point.component == VERIFY else point.depth
         writer.writerow(
             [point.component, point.device, point.dtype, point.batch, rows, point.context, depth, *times,
              point.n or "", point.status]
@@ -110,17 +111,17 @@ def write_points(path: Path | str, points: Iterable[CostPoint]) -> None:
     write_text(Path(path), stream.getvalue())
 
 
-def _place(point: CostPoint) -> tuple[bool, str, str, int, int, int, int]:
-    drafted = point.component == DRAFT
-    return drafted, point.device, point.dtype, point.batch, point.context, point.rows, point.depth
+def _place(point: CostPoint) -> tuple[int, str, str, int, int, int, int]:
+    kind = (VERIFY, DRAFT, DYNAMIC_DRAFT).index(point.component)
+    return kind, point.device, point.dtype, point.batch, point.context, point.rows, point.depth
 
 
 def _parse(row: Mapping[str, str], where: str) -> list[CostPoint]:
     """The point of one line, and a second one when it carries ``draft_ms``."""
     component = row.get("component") or VERIFY
     status = row.get("status") or "ok"
-    if component not in (VERIFY, DRAFT) or status not in STATUSES:
-        known = f"component is one of verify, draft; status one of {', '.join(STATUSES)}"
+    if component not in (VERIFY, DRAFT, DYNAMIC_DRAFT) or status not in STATUSES:
+        known = f"component is one of verify, draft, draft_dynamic; status one of {', '.join(STATUSES)}"
         raise InputError(f"component '{component}', status '{status}'", where=where, fix=known)
     verify = component == VERIFY
     usable = status == "ok"
@@ -129,7 +130,7 @@ def _parse(row: Mapping[str, str], where: str) -> list[CostPoint]:
         device=row.get("device", ""),
         dtype=row.get("dtype", ""),
         batch=_whole(row, "batch", where, least=1, default=1),
-        rows=_whole(row, "rows", where, least=1, default=None) if verify else 0,
+        rows=_whole(row, "rows", where, least=1, default=None) if component != DRAFT else 0,
         context=_whole(row, "context", where, least=0, default=0),
         depth=0 if verify else _whole(row, "depth", where, least=0, default=0),
         median_ms=_time(row, "median_ms", where, required=usable),

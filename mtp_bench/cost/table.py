@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from mtp_bench.cost.points import DRAFT, VERIFY, CostPoint, read_points, write_points
+from mtp_bench.cost.points import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint, read_points, write_points
 from mtp_bench.errors import InputError
+from mtp_bench.topology import DynamicTree, Topology
 
 Floats = npt.NDArray[np.float64]
 Curve = Callable[[int], Floats]  # context -> values
@@ -77,6 +78,10 @@ class CostTable:
     @cached_property
     def _draft(self) -> list[CostPoint]:
         return [p for p in self.points if p.ok and p.component == DRAFT]
+
+    @cached_property
+    def _dynamic(self) -> list[CostPoint]:
+        return [p for p in self.points if p.ok and p.component == DYNAMIC_DRAFT]
 
     @property
     def batches(self) -> tuple[int, ...]:
@@ -174,6 +179,42 @@ class CostTable:
                 f"cost of {rows} rows is not known", where=self.source, fix=f"measured for 1..{len(curve)} rows"
             )
         return float(curve[rows - 1] + self.draft_curve(depth, batch=batch, context=context)[depth])
+
+    def topology_ms(
+        self, topology: Topology, *, batch: int = 1, context: int | None = None, padded: bool = True
+    ) -> float:
+        """Milliseconds of one step with ``topology``, its draft included; see :meth:`step_ms`.
+
+        Raises:
+            InputError: as :meth:`step_ms`; a dynamic tree whose draft was not measured at its depth and top_k.
+        """
+        if not isinstance(topology, DynamicTree):
+            return self.step_ms(topology.rows, depth=topology.depth, batch=batch, context=context, padded=padded)
+        verify_ms = self.step_ms(topology.rows, batch=batch, context=context, padded=padded)
+        return verify_ms + self._dynamic_ms(topology, batch, context)
+
+    def dynamic_top_ks(self, *, batch: int = 1) -> dict[int, int]:
+        """top_k of the dynamic trees whose draft was measured -> deepest of them."""
+        measured: dict[int, int] = {}
+        for p in self._dynamic:
+            if p.batch == batch:
+                measured[p.rows] = max(measured.get(p.rows, 0), p.depth)
+        return measured
+
+    def _dynamic_ms(self, tree: DynamicTree, batch: int, context: int | None) -> float:
+        at = {
+            p.context: p.median_ms
+            for p in self._dynamic
+            if (p.batch, p.rows, p.depth) == (batch, tree.top_k, tree.depth)
+        }
+        if not at:
+            known = ", ".join(f"top_k {k} to depth {d}" for k, d in sorted(self.dynamic_top_ks(batch=batch).items()))
+            raise InputError(
+                f"draft cost of {tree} is not known", where=self.source, fix=f"measured: {known or 'no dynamic draft'}"
+            )
+        contexts = sorted(at)
+        place = contexts[0] if context is None else context
+        return float(np.interp(place, contexts, [at[c] for c in contexts]))
 
     def relative_error(self, rows: int, *, batch: int = 1, context: int | None = None) -> float:
         """Relative standard error of the verify cost at the nearest measured point with at least ``rows`` rows."""

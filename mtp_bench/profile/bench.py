@@ -15,7 +15,7 @@ from mtp_bench.cost import CostTable
 from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, BenchRow
 from mtp_bench.errors import InputError
 from mtp_bench.files import write_text
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import RankTrace, paired_ratio, ratio_interval, replay
 
 SCHEMA = "mtp-bench/bench"
@@ -29,7 +29,7 @@ class Predictor:
     cost: CostTable | None
     context: int | None
 
-    def tokens_per_s(self, tree: StaticTree) -> float | None:
+    def tokens_per_s(self, tree: Topology) -> float | None:
         """Replayed tokens per step over the cost of a step; None where the cost is not known.
 
         The engine runs exactly the tree's rows, so the cost at these rows is taken, not the envelope above them.
@@ -37,14 +37,14 @@ class Predictor:
         if self.cost is None:
             return None
         try:
-            step_ms = self.cost.step_ms(tree.rows, depth=tree.depth, context=self.context, padded=False)
+            step_ms = self.cost.topology_ms(tree, context=self.context, padded=False)
         except InputError:
             return None
         return 1e3 * replay(self.trace, tree).tokens_per_step / step_ms
 
 
 def summarize(
-    rows: Sequence[BenchRow], trees: Mapping[str, StaticTree], predictor: Predictor, *, exact: bool, seed: int = 0
+    rows: Sequence[BenchRow], trees: Mapping[str, Topology], predictor: Predictor, *, exact: bool, seed: int = 0
 ) -> dict[str, Any]:
     """The document of ``bench.json``.
 
@@ -119,15 +119,13 @@ def _speedup(rows: Sequence[BenchRow], first: str, second: str, seed: int) -> di
     return {"value": ratio.value, "ci": list(ratio.bounds)}
 
 
-def write_bench_csv(
-    path: Path, rows: Sequence[BenchRow], trees: Mapping[str, StaticTree], predictor: Predictor
-) -> None:
+def write_bench_csv(path: Path, rows: Sequence[BenchRow], trees: Mapping[str, Topology], predictor: Predictor) -> None:
     """One line per arm, prompt and repeat; ``tokens`` are those emitted while ``decode_s`` ran (all but the first)."""
     names = predictor.trace.prompt_ids
     alone = {
         name: Predictor(predictor.trace.select([i]), predictor.cost, predictor.context) for i, name in enumerate(names)
     }
-    shapes = {ENGINE_BASELINE: StaticTree(()), **trees}
+    shapes: dict[str, Topology] = {ENGINE_BASELINE: StaticTree(()), **trees}
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import torch
 
-from mtp_bench.cost import CostPoint
+from mtp_bench.cost import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Settled
 from mtp_bench.decode.step import TreeStepper
@@ -22,7 +22,7 @@ from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.environment import device_name
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import DynamicTree, StaticTree, Topology
 from mtp_bench.topology.shapes import typical_tree
 
 # Both sides of where kernels usually change their tiling.
@@ -41,6 +41,7 @@ class SweepOptions:
         rounds: timings per cell.
         max_seconds: stop after the round in which this has passed.
         draft_top_k: tokens taken per head.
+        dynamic_top_ks: measure the drafts of dynamic trees with each of these, at every depth.
     """
 
     rows: tuple[int, ...]
@@ -49,6 +50,7 @@ class SweepOptions:
     rounds: int = 20
     max_seconds: float = 600.0
     draft_top_k: int = 10
+    dynamic_top_ks: tuple[int, ...] = ()
     seed: int = 0
 
 
@@ -190,21 +192,21 @@ def _verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int,
         stepper.lengths.fill_(context)
         return bool(torch.isfinite(base.logits(stepper.verify(context).hidden)).all())
 
-    return _Cell(_named(base, component="verify", batch=batch, rows=rows, context=context), call, finite)
+    return _Cell(_named(base, component=VERIFY, batch=batch, rows=rows, context=context), call, finite)
 
 
 def _draft_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions) -> Iterable[_Cell]:
     for depth in range(1, heads.max_depth + 1 if heads is not None else 1):
-        tree = typical_tree(4 * depth, depth=depth, top_k=options.draft_top_k)
-        yield _draft_cell(base, heads, tree, min(options.contexts), options)
+        trees: list[Topology] = [typical_tree(4 * depth, depth=depth, top_k=options.draft_top_k)]
+        trees += [DynamicTree(depth, top_k, top_k) for top_k in options.dynamic_top_ks]
+        for tree in trees:
+            yield _draft_cell(base, heads, tree, min(options.contexts), options)
 
 
-def _draft_cell(
-    base: BaseModel, heads: AnyHeads | None, tree: StaticTree, context: int, options: SweepOptions
-) -> _Cell:
+def _draft_cell(base: BaseModel, heads: AnyHeads | None, tree: Topology, context: int, options: SweepOptions) -> _Cell:
     """Drafting ``tree`` after a step that settled two tokens."""
     cache = TreeCache.allocate(base, batch=options.batch, length=context + tree.rows)
-    stepper = TreeStepper(base, heads, TreeTensors.build(tree, base.device), cache)
+    stepper = TreeStepper(base, heads, TreeTensors.build(tree, base.device, batch=options.batch), cache)
     assert stepper.drafter is not None
     generator = torch.Generator().manual_seed(options.seed)
     width = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
@@ -222,7 +224,10 @@ def _draft_cell(
         # Drafts are token ids; whether the base model's logits are finite is what the verify cells tell.
         return True
 
-    point = _named(base, component="draft", batch=options.batch, context=context, depth=tree.depth)
+    kind = {"component": DRAFT}
+    if isinstance(tree, DynamicTree):
+        kind = {"component": DYNAMIC_DRAFT, "rows": tree.top_k}  # type: ignore[dict-item]
+    point = _named(base, batch=options.batch, context=context, depth=tree.depth, **kind)
     return _Cell(point, call, finite)
 
 

@@ -41,6 +41,7 @@ class ProfileOptions:
     max_new_tokens: int = 128
     batch: int = 32
     top_k: int = 10
+    dynamic_top_ks: tuple[int, ...] = ()
     raw: bool = False
     live_prompts: int = 4
     shard: tuple[int, int] = (0, 1)
@@ -170,7 +171,9 @@ def _record(
     if total == 0:
         raise InputError("no answer has any text that does not loop", where="--prompts", fix="use other prompts")
     with progress("trace", total, "tok") as advance:
-        trace = record_trace(base, heads, answers, top_k=options.top_k, on_progress=advance)
+        trace = record_trace(
+            base, heads, answers, top_k=options.top_k, dynamic_top_ks=options.dynamic_top_ks, on_progress=advance
+        )
     hint = shift_hint(top1_by_shift(base, heads, answers))
     if hint is None and isinstance(heads, EagleDraft) and heads.aux_layers:
         hint = layers_hint(top1_by_layers(base, heads, answers), heads.aux_layers)
@@ -235,7 +238,8 @@ def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptio
 
 def measure_with_progress(base: BaseModel, heads: AnyHeads | None, sweep: SweepOptions) -> list[Any]:
     """``sweep_costs`` with a progress bar; warns about cells that could not be measured."""
-    cells = len(sweep.rows) * len(sweep.contexts) + (heads.max_depth if heads is not None else 0)
+    drafts = 0 if heads is None else heads.max_depth * (1 + len(sweep.dynamic_top_ks))
+    cells = len(sweep.rows) * len(sweep.contexts) + drafts
     before = 0
     with progress("costs", cells * sweep.rounds, "timings") as advance:
 

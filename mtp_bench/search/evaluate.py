@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtp_bench.cost import CostTable
+from mtp_bench.errors import InputError
 from mtp_bench.search.sources import Path, Source, expected_tokens_per_step
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import DynamicTree, Topology
 from mtp_bench.trace import Interval, RankTrace, accepted_lengths, interval_of, ratio_draws, replay
 from mtp_bench.trace.bootstrap import RESAMPLES
 
@@ -75,7 +76,7 @@ class _Scored:
 
 
 def evaluate(
-    tree: StaticTree,
+    tree: Topology,
     acceptance: RankTrace | Source,
     cost: CostTable | None = None,
     *,
@@ -94,7 +95,7 @@ def evaluate(
 
 
 def evaluate_all(
-    trees: Sequence[StaticTree],
+    trees: Sequence[Topology],
     acceptance: RankTrace | Source,
     cost: CostTable | None = None,
     *,
@@ -118,7 +119,7 @@ class _Settings:
     seed: int
 
 
-def _score(tree: StaticTree, acceptance: RankTrace | Source, settings: _Settings) -> _Scored:
+def _score(tree: Topology, acceptance: RankTrace | Source, settings: _Settings) -> _Scored:
     notes = [*_unmeasured(tree, acceptance)]
     if isinstance(acceptance, RankTrace):
         run = replay(acceptance, tree)
@@ -126,28 +127,36 @@ def _score(tree: StaticTree, acceptance: RankTrace | Source, settings: _Settings
         everywhere = 1 + float(accepted_lengths(acceptance, tree).sum()) / max(acceptance.num_starts, 1)
         draws = ratio_draws(run.tokens, run.steps, resamples=settings.resamples, seed=settings.seed)
     else:
+        if isinstance(tree, DynamicTree):
+            raise InputError(
+                f"{tree} cannot be judged by acceptance rates alone",
+                where="--acceptance",
+                fix="profile an EAGLE draft with --dynamic-top-k, which records what dynamic trees hold",
+            )
         tokens = everywhere = expected_tokens_per_step(acceptance, tree)
         draws = None
     interval = interval_of(tokens, draws)
     evaluation = Evaluation(
-        tree.id, tree.num_nodes, tree.depth, tree.paths, tokens, everywhere,
+        tree.id, tree.num_nodes, tree.depth, () if isinstance(tree, DynamicTree) else tree.paths, tokens, everywhere,
         tokens_per_step_ci=interval.bounds if interval else None,
     )  # fmt: skip
     scored = _Scored(evaluation, draws, None)
     if settings.cost is not None:
-        scored = _with_cost(scored, settings.cost, settings, notes)
+        scored = _with_cost(scored, tree, settings.cost, settings, notes)
     return replace(scored, evaluation=replace(scored.evaluation, notes=tuple(notes)))
 
 
-def _with_cost(scored: _Scored, cost: CostTable, settings: _Settings, notes: list[str]) -> _Scored:
+def _with_cost(scored: _Scored, tree: Topology, cost: CostTable, settings: _Settings, notes: list[str]) -> _Scored:
     one = scored.evaluation
     batch, context = settings.batch, settings.context
     notes += cost.notes(batch=batch, context=context)
     rows, deepest = cost.rows_limit(batch=batch, context=context), cost.depth_limit(batch=batch)
+    if isinstance(tree, DynamicTree):
+        deepest = cost.dynamic_top_ks(batch=batch).get(tree.top_k, 0)
     if one.num_nodes + 1 > rows or (deepest is not None and one.depth > deepest):
         notes.append(f"no cost: measured to {rows} rows" + (f" and depth {deepest}" if deepest is not None else ""))
         return scored
-    step_ms = cost.step_ms(one.num_nodes + 1, depth=one.depth, batch=batch, context=context)
+    step_ms = cost.topology_ms(tree, batch=batch, context=context)
     baseline_ms = cost.step_ms(1, batch=batch, context=context)
     ms_draws = _noisy(step_ms, one.num_nodes + 1, cost, settings)
     speedup_draws = None
@@ -184,8 +193,10 @@ def _compare(first: _Scored, other: _Scored) -> Evaluation:
     return replace(b, difference_tokens_per_step=difference, speed_ratio=ratio)
 
 
-def _unmeasured(tree: StaticTree, acceptance: RankTrace | Source) -> list[str]:
+def _unmeasured(tree: Topology, acceptance: RankTrace | Source) -> list[str]:
     """A note when some nodes could not have been accepted, because nothing was recorded there."""
+    if isinstance(tree, DynamicTree):
+        return []
     depth = acceptance.depth if isinstance(acceptance, RankTrace) else acceptance.max_depth
     ranks = acceptance.top_k if isinstance(acceptance, RankTrace) else acceptance.max_rank + 1
     lost = tree.num_nodes - tree.clip(max_depth=depth, max_rank=ranks - 1).num_nodes

@@ -12,10 +12,20 @@ from mtp_bench.search.curve import SPEED, CurvePoint
 from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
 from mtp_bench.search.exact import ExactResult, exact_search
 from mtp_bench.search.held_out import HeldOut, choose_on_half
+from mtp_bench.search.kinds import (
+    BestOfKind,
+    DynamicSearch,
+    Kind,
+    Question,
+    best_chain,
+    compare_kinds,
+    dynamic_search,
+    wanted_kinds,
+)
 from mtp_bench.search.optuna_search import OptunaResult, optuna_search
 from mtp_bench.search.sources import MarginalSource, Source
 from mtp_bench.search.trie import TrieSource
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import AcceptanceTable, RankTrace
 
 
@@ -28,6 +38,7 @@ class OptimizeOptions:
         max_depth: deepest tree, None = as deep as the heads.
         context: cached tokens at which costs are taken, None = the smallest measured.
         trials: Optuna trials, 0 = no study.
+        kind: static, dynamic, chain, or auto = the fastest of them.
         seeded: start the study from the exact optimum.
     """
 
@@ -38,6 +49,7 @@ class OptimizeOptions:
     objective: str = SPEED
     trials: int = 100
     seeded: bool = True
+    kind: str = "auto"
     storage: str | None = None
     seed: int = 0
 
@@ -50,6 +62,8 @@ class Optimization:
         winner: the best tree's figures, replayed.
         smallest: figures of the smallest tree within 1% of the best.
         curve: for each size the best tree's point and its replayed figures (None without a trace).
+        kinds: the best of each kind that was asked for, best first; empty without a trace.
+        dynamic: the search among dynamic trees, None where they are not known.
     """
 
     options: OptimizeOptions
@@ -59,11 +73,23 @@ class Optimization:
     winner: Evaluation
     smallest: Evaluation
     curve: list[tuple[CurvePoint, Evaluation | None]]
+    kinds: list[BestOfKind]
+    dynamic: DynamicSearch | None
 
     @property
     def tree(self) -> StaticTree:
-        """The winner."""
+        """The best static tree."""
         return self.exact.tree
+
+    @property
+    def topology(self) -> Topology:
+        """The best of the kinds asked for."""
+        return self.kinds[0].topology if self.kinds else self.exact.tree
+
+    @property
+    def best(self) -> Evaluation:
+        """Figures of ``topology``."""
+        return self.kinds[0].evaluation if self.kinds else self.winner
 
     @property
     def smallest_tree(self) -> StaticTree:
@@ -79,7 +105,11 @@ class Optimization:
             "budget": self.options.budget,
             "context": self.options.context,
             "batch": self.options.batch,
-            **self.winner.document(),
+            **self.best.document(),
+            "kind": self.kinds[0].kind if self.kinds else "static",
+            "kinds": [one.document() for one in self.kinds],
+            "dynamic": None if self.dynamic is None else self.dynamic.document(),
+            "static": self.winner.document(),
             "do_not_speculate": self.exact.do_not_speculate,
             "smallest_within_band": self.smallest.document(),
             "exact": exact,
@@ -138,7 +168,39 @@ def optimize(
         evaluate(exact.tree, scored, cost, **places),
         evaluate(exact.tree_of(exact.band.smallest), scored, cost, **places),
         list(zip(points, replays, strict=True)),
+        *_kinds(acceptance, cost, exact, options),
     )
+
+
+def _kinds(
+    acceptance: RankTrace | AcceptanceTable, cost: CostTable | None, exact: ExactResult, options: OptimizeOptions
+) -> tuple[list[BestOfKind], DynamicSearch | None]:
+    """The best of each kind asked for, and the search among dynamic trees."""
+    if not isinstance(acceptance, RankTrace):
+        if options.kind not in ("auto", "static"):
+            raise InputError(
+                f"acceptance rates alone cannot judge a {options.kind} topology",
+                where="--kind",
+                fix="search on a profiled run",
+            )
+        return [], None
+    question = Question(
+        acceptance, cost, options.budget, options.max_depth, options.context, options.batch, options.objective
+    )
+    wanted = wanted_kinds(options.kind, acceptance)
+    candidates: dict[Kind, Topology] = {}
+    dynamic = None
+    if "static" in wanted:
+        candidates["static"] = exact.tree
+    if "dynamic" in wanted:
+        dynamic = dynamic_search(question, trials=options.trials, seed=options.seed)
+        if dynamic is not None:
+            candidates["dynamic"] = dynamic.best
+    if "chain" in wanted:
+        chained = best_chain(question)
+        if chained is not None:
+            candidates["chain"] = chained
+    return compare_kinds(question, candidates, seed=options.seed), dynamic
 
 
 def _curve_line(point: CurvePoint, evaluation: Evaluation | None) -> dict[str, Any]:

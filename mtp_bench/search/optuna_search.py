@@ -174,7 +174,7 @@ def optuna_search(
     )
     deepest = exact.max_depth if exact.max_nodes else 0
     problem = _Problem(source, cost, exact.max_nodes, deepest, context, batch, objective)
-    optuna = _import_optuna()
+    optuna = import_optuna()
     study: Study = optuna.create_study(
         direction="maximize",
         sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS),
@@ -205,7 +205,12 @@ def optuna_search(
     return _result(study, problem, exact, seeded)
 
 
-def _import_optuna() -> Any:
+def import_optuna() -> Any:
+    """The package, told to be quiet.
+
+    Raises:
+        InputError: it is not installed.
+    """
     try:
         import optuna
     except ImportError as error:

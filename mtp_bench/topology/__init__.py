@@ -6,7 +6,7 @@ from mtp_bench.topology.check import Topology
 from mtp_bench.topology.document import TopologyDocument, read_document
 from mtp_bench.topology.draw import draw
 from mtp_bench.topology.dynamic import DynamicTree
-from mtp_bench.topology.named import load, named_trees, resolve, resolve_topology
+from mtp_bench.topology.named import load, name_of, named_trees, resolve, resolve_topology
 from mtp_bench.topology.tree import StaticTree, chain
 from mtp_bench.topology.validate import Defect, Path, TopologyError
 
@@ -21,6 +21,7 @@ __all__ = [
     "chain",
     "draw",
     "load",
+    "name_of",
     "named_trees",
     "read_document",
     "resolve",

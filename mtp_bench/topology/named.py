@@ -9,7 +9,7 @@ from pathlib import Path
 from mtp_bench.errors import InputError
 from mtp_bench.topology.check import Topology
 from mtp_bench.topology.document import TopologyDocument, read_document
-from mtp_bench.topology.dynamic import parse_dynamic
+from mtp_bench.topology.dynamic import DynamicTree, parse_dynamic
 from mtp_bench.topology.tree import StaticTree, chain
 
 RUN_TOPOLOGY = "topology.json"
@@ -69,6 +69,15 @@ def resolve(spec: str) -> StaticTree:
 def resolve_topology(spec: str) -> Topology:
     """The topology of :func:`load`, of whatever kind."""
     return load(spec).topology
+
+
+def name_of(topology: Topology) -> str:
+    """How a user would type it, as far as it has such a name."""
+    if isinstance(topology, DynamicTree):
+        return str(topology)
+    if topology.num_nodes == 0:
+        return "none"
+    return f"chain:{topology.depth}" if topology == chain(topology.depth) else f"{topology.num_nodes} nodes"
 
 
 def _parse_chain(spec: str, argument: str) -> StaticTree:

@@ -14,6 +14,7 @@ import typer
 from mtp_bench import __version__
 from mtp_bench.cli import trees
 from mtp_bench.cli.bench import bench
+from mtp_bench.cli.compare import compare
 from mtp_bench.cli.evaluate import evaluate
 from mtp_bench.cli.export import export
 from mtp_bench.cli.import_ import import_
@@ -47,6 +48,7 @@ _COMMANDS: dict[str, Callable[..., None]] = {
     "optimize-tree": optimize_tree,
     "evaluate": evaluate,
     "bench": bench,
+    "compare": compare,
     "train-heads": train_heads,
     "export": export,
     "import": import_,

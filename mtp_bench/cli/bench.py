@@ -42,7 +42,7 @@ def bench(
     trees = {_label(spec, run): resolve_topology(spec) for spec in specs}
     facts = manifest["model"]
     base = load_base(
-        model or facts["name"], dtype=dtype or _short(facts["dtype"]), device=device,
+        model or facts["name"], dtype=dtype or short_dtype(facts["dtype"]), device=device,
         attention=attention or facts["attention"], seed=seed,
     )  # fmt: skip
     document = bench_run(
@@ -61,7 +61,7 @@ def bench_run(
     import torch
 
     from mtp_bench.cost import CostTable
-    from mtp_bench.decode.bench import run_bench
+    from mtp_bench.decode.bench import Contender, run_bench
     from mtp_bench.files import write_json
     from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
     from mtp_bench.profile.environment import environment, model_facts, timestamp
@@ -84,7 +84,8 @@ def bench_run(
             advance(done - before)
             before = done
 
-        rows = run_bench(base, heads, trees, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress)
+        contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
+        rows = run_bench(base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress)
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
@@ -192,5 +193,6 @@ def _label(spec: str, run: RunFolder) -> str:
     return path.stem if path.suffix == ".json" else spec
 
 
-def _short(dtype: str) -> str:
+def short_dtype(dtype: str) -> str:
+    """``bfloat16`` -> ``bf16``, as the option is written."""
     return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)

@@ -1,4 +1,4 @@
-"""Real decoding, interleaved prompt by prompt: the baseline, Hugging Face ``generate``, and trees.
+"""Real decoding, interleaved prompt by prompt: the baseline, Hugging Face ``generate``, topologies with their heads.
 
 Every arm decodes the same prompts to the same number of tokens; tokens are counted by id in all arms; decode time runs
 from the first token emitted to the last, so prefill is apart.
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,17 @@ from mtp_bench.topology import StaticTree, Topology
 
 ENGINE_BASELINE = "baseline:engine"
 HF_BASELINE = "baseline:hf-generate"
+HF_LOOKUP = "baseline:hf-prompt-lookup"
+LOOKUP_TOKENS = 10
 NARROW_CHUNK = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Contender:
+    """A topology and the heads that draft it."""
+
+    topology: Topology
+    heads: AnyHeads | None
 
 
 @dataclass(frozen=True)
@@ -49,11 +60,12 @@ class BenchRow:
     decode_s: float
     first_divergence: int | None
     tie: bool
+    first_tokens: int = 1
 
     @property
     def tokens_in_steps(self) -> int:
         """Tokens emitted while ``decode_s`` ran: all but the first."""
-        return self.tokens - 1
+        return self.tokens - self.first_tokens
 
 
 Arm = Callable[[Answer], Generation]
@@ -61,20 +73,24 @@ Arm = Callable[[Answer], Generation]
 
 def run_bench(
     base: BaseModel,
-    heads: AnyHeads | None,
-    trees: Mapping[str, Topology],
+    contenders: Mapping[str, Contender],
     answers: Sequence[Answer],
     *,
     repeats: int = 3,
     with_hf: bool = True,
+    with_lookup: bool = False,
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[BenchRow]:
     """Decode every answer's prompt with every arm, in a new random order of arms for each prompt and repeat.
 
     The first prompt is decoded once by each arm beforehand, uncounted, as warm-up.
+
+    Args:
+        with_hf: Hugging Face ``generate`` too; with_lookup: and its prompt-lookup decoding, which drafts n-grams of the
+            text so far and needs no heads.
     """
-    arms = _arms(base, heads, trees, answers, with_hf)
+    arms = _arms(base, contenders, answers, with_hf, with_lookup)
     for arm in arms.values():
         arm(answers[0])
     order = np.random.default_rng(seed)
@@ -94,21 +110,24 @@ def run_bench(
 
 
 def _arms(
-    base: BaseModel, heads: AnyHeads | None, trees: Mapping[str, Topology], answers: Sequence[Answer], with_hf: bool
+    base: BaseModel, contenders: Mapping[str, Contender], answers: Sequence[Answer], with_hf: bool, with_lookup: bool
 ) -> dict[str, Arm]:
     longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
-    widest = max([tree.rows for tree in trees.values()], default=1)
+    widest = max([one.topology.rows for one in contenders.values()], default=1)
     # One cache for all arms: the memory of the largest, and no arm profits from a warmer one.
     cache = TreeCache.allocate(base, batch=1, length=longest + widest)
 
-    def engine(tree: Topology) -> Arm:
-        decoder = Decoder(base, heads if tree.num_nodes else None, tree, max_length=longest, cache=cache)
+    def engine(one: Contender) -> Arm:
+        heads = one.heads if one.topology.num_nodes else None
+        decoder = Decoder(base, heads, one.topology, max_length=longest, cache=cache)
         return lambda answer: next(iter(decoder.run([_request(answer)])))
 
-    arms: dict[str, Arm] = {ENGINE_BASELINE: engine(StaticTree(()))}
+    arms: dict[str, Arm] = {ENGINE_BASELINE: engine(Contender(StaticTree(()), None))}
     if with_hf:
         arms[HF_BASELINE] = lambda answer: hf_generate(base, _request(answer))
-    return arms | {name: engine(tree) for name, tree in trees.items()}
+    if with_lookup:
+        arms[HF_LOOKUP] = lambda answer: hf_generate(base, _request(answer), lookup_tokens=LOOKUP_TOKENS)
+    return arms | {name: engine(one) for name, one in contenders.items()}
 
 
 def _request(answer: Answer) -> Request:
@@ -116,9 +135,13 @@ def _request(answer: Answer) -> Request:
 
 
 @torch.inference_mode()
-def hf_generate(base: BaseModel, request: Request) -> Generation:
-    """Decode with Hugging Face ``generate`` (greedy, its default cache, its stock SDPA attention)."""
-    clock = _TokenClock()
+def hf_generate(base: BaseModel, request: Request, *, lookup_tokens: int | None = None) -> Generation:
+    """Decode with Hugging Face ``generate`` (greedy, its default cache, its stock SDPA attention).
+
+    Args:
+        lookup_tokens: draft so many tokens by prompt lookup (``prompt_lookup_num_tokens``).
+    """
+    clock = _TokenClock(len(request.prompt))
     with base.stock_attention(), _plain_settings(base):
         tokens = torch.tensor([request.prompt], device=base.device)
         start = time.perf_counter()
@@ -127,12 +150,14 @@ def hf_generate(base: BaseModel, request: Request) -> Generation:
             attention_mask=torch.ones_like(tokens),
             max_new_tokens=request.max_new_tokens,
             stopping_criteria=[clock],
+            prompt_lookup_num_tokens=lookup_tokens,
         )
         emitted = output[0, len(request.prompt) :].tolist()
     return Generation(
         request,
         tokens=emitted,
-        accepted=[0] * (len(emitted) - 1),
+        accepted=[after - before - 1 for before, after in pairwise(clock.lengths)],
+        first_tokens=clock.lengths[0],
         prefill_s=clock.times[0] - start,
         decode_s=clock.times[-1] - clock.times[0],
         stopped_by="hf",
@@ -154,15 +179,18 @@ def _plain_settings(base: BaseModel) -> Iterator[None]:
 
 
 class _TokenClock:
-    """A stopping criterion that stops nothing and notes when each token came."""
+    """A stopping criterion that stops nothing and notes when each token (or each pass's tokens) came."""
 
-    def __init__(self) -> None:
+    def __init__(self, prompt: int) -> None:
         self.times: list[float] = []
+        self.lengths: list[int] = []
+        self._prompt = prompt
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
         # Reading a value waits for the device, which generate itself does at every token.
         input_ids[0, -1].item()
         self.times.append(time.perf_counter())
+        self.lengths.append(input_ids.shape[1] - self._prompt)
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
@@ -180,6 +208,7 @@ def _row(base: BaseModel, name: str, repeat: int, answer: Answer, outcome: Mappi
         generation.decode_s,
         divergence,
         divergence is not None and is_near_tie(base, answer.prompt, reference.tokens, divergence, generation.tokens),
+        generation.first_tokens,
     )
 
 

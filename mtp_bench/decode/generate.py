@@ -46,6 +46,8 @@ class Generation:
         tokens: emitted token ids, the first from prefill, nothing after an end token.
         accepted: drafted tokens accepted in each step, before truncation at the end.
         prefill_s, decode_s: seconds until the first token, and from it to the last.
+        first_tokens: tokens that were there when ``decode_s`` began; more than one only where another engine's first
+            pass emits several.
     """
 
     request: Request
@@ -54,6 +56,7 @@ class Generation:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     stopped_by: str = ""
+    first_tokens: int = 1
 
     @property
     def steps(self) -> int:
@@ -62,8 +65,8 @@ class Generation:
 
     @property
     def tokens_in_steps(self) -> int:
-        """Tokens that steps emitted: all but the first."""
-        return len(self.tokens) - 1
+        """Tokens that steps emitted: all but the first ones."""
+        return len(self.tokens) - self.first_tokens
 
 
 StopRule = Callable[[list[int]], bool]

@@ -53,27 +53,28 @@ def summarize(
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     baseline = {
-        label: _arm(rows, arm, predictor.tokens_per_s(StaticTree(())) if label == "engine" else None, exact)
+        label: arm_figures(rows, arm, predictor.tokens_per_s(StaticTree(())) if label == "engine" else None, exact)
         for label, arm in (("engine", ENGINE_BASELINE), ("hf", HF_BASELINE))
         if arm in arms
     }
     if "hf" in baseline:
-        baseline["engine"]["speedup_over_hf"] = _speedup(rows, HF_BASELINE, ENGINE_BASELINE, seed)
+        baseline["engine"]["speedup_over_hf"] = speedup_between(rows, HF_BASELINE, ENGINE_BASELINE, seed)
     tree_documents = []
     for name, tree in trees.items():
-        document = _arm(rows, name, predictor.tokens_per_s(tree), exact)
-        over_engine = _speedup(rows, ENGINE_BASELINE, name, seed)
+        document = arm_figures(rows, name, predictor.tokens_per_s(tree), exact)
+        over_engine = speedup_between(rows, ENGINE_BASELINE, name, seed)
         document |= {"tree": name, "num_nodes": tree.num_nodes, "depth": tree.depth, "id": tree.id}
         document |= {"speedup": over_engine["value"], "speedup_ci": over_engine["ci"]}
         if "hf" in baseline:
-            document["speedup_over_hf"] = _speedup(rows, HF_BASELINE, name, seed)
+            document["speedup_over_hf"] = speedup_between(rows, HF_BASELINE, name, seed)
         replayed = replay(predictor.trace, tree)
         document["replayed_steps"] = replayed.total_steps
         tree_documents.append(document)
     return {"schema": SCHEMA, "version": 1, "baseline": baseline, "trees": tree_documents}
 
 
-def _arm(rows: Sequence[BenchRow], arm: str, predicted: float | None, exact: bool) -> dict[str, Any]:
+def arm_figures(rows: Sequence[BenchRow], arm: str, predicted: float | None, exact: bool) -> dict[str, Any]:
+    """Pooled figures of one arm; ``exact``: whether every divergence counts as a loss."""
     own = [row for row in rows if row.arm == arm]
     tokens, steps = sum(row.tokens_in_steps for row in own), sum(row.steps for row in own)
     seconds = sum(row.decode_s for row in own)
@@ -110,7 +111,7 @@ def _by_prompt(rows: Sequence[BenchRow]) -> tuple[list[int], list[float]]:
     return tokens, seconds
 
 
-def _speedup(rows: Sequence[BenchRow], first: str, second: str, seed: int) -> dict[str, Any]:
+def speedup_between(rows: Sequence[BenchRow], first: str, second: str, seed: int) -> dict[str, Any]:
     """Decode speed of ``second`` over ``first``, prompts resampled in pairs."""
     one, other = (_by_prompt([row for row in rows if row.arm == arm]) for arm in (first, second))
     ratio = paired_ratio(one, other, seed=seed)

@@ -1,0 +1,127 @@
+"""``mtp-bench compare``: runs of several kinds of heads, decoded for real on the same prompts, side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mtp_bench.cli import options
+from mtp_bench.errors import InputError
+
+if TYPE_CHECKING:
+    from mtp_bench.profile.compare import Entrant
+
+
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="Profiled runs of one base model, each with a topology.json.")],
+    limit: Annotated[int, typer.Option("--limit", min=1, help="Prompts to decode, balanced by category.")] = 18,
+    repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded by each arm.")] = 2,
+    hf: Annotated[bool, typer.Option("--hf/--no-hf", help="Also time Hugging Face generate.")] = True,
+    lookup: Annotated[bool, typer.Option("--lookup/--no-lookup", help="Also time its prompt-lookup decoding.")] = True,
+    device: options.Device = "auto",
+    seed: options.Seed = 0,
+    out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("results/compare"),
+    json_output: options.Json = False,
+) -> None:
+    """Decode the same prompts with every run's heads and winning topology, interleaved; table, plots and verdict."""
+    import torch
+
+    from mtp_bench.cli.bench import choose_prompts, heads_of_run, short_dtype
+    from mtp_bench.cli.loading import load_base
+    from mtp_bench.cli.output import emit_json
+    from mtp_bench.decode.bench import Contender, run_bench
+    from mtp_bench.files import write_json
+    from mtp_bench.profile.compare import check_comparable, compare_document
+    from mtp_bench.profile.environment import environment, model_facts, timestamp
+    from mtp_bench.profile.run import load_answers
+    from mtp_bench.progress import progress
+    from mtp_bench.report.compare import write_comparison
+
+    entrants = [_entrant(name) for name in runs]
+    check_comparable(entrants)
+    first = entrants[0]
+    facts = first.manifest["model"]
+    base = load_base(
+        facts["name"], dtype=short_dtype(facts["dtype"]), device=device, attention=facts["attention"], seed=seed
+    )
+    contenders = {one.label: Contender(one.topology, heads_of_run(dict(one.manifest), base, None)) for one in entrants}
+    chosen = choose_prompts(first.trace, limit)
+    answers = [load_answers(first.run, first.trace)[index] for index in chosen]
+    context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
+    arms = 1 + hf + lookup + len(contenders)
+    before = 0
+    with progress("compare", arms * len(answers) * repeats, "answers") as advance:
+
+        def on_progress(done: int, planned: int) -> None:
+            nonlocal before
+            advance(done - before)
+            before = done
+
+        rows = run_bench(
+            base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, seed=seed,
+            on_progress=on_progress,
+        )  # fmt: skip
+    document = compare_document(rows, entrants, chosen, context, exact=base.dtype == torch.float32, seed=seed)
+    document |= {
+        "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],
+        "model": model_facts(base), "environment": environment(base.device),
+    }  # fmt: skip
+    write_json(out / "compare.json", document)
+    write_comparison(document, out)
+    print_comparison(document)
+    typer.echo(f"table, plots and data: {out}")
+    if json_output:
+        emit_json(document)
+
+
+def _entrant(name: str) -> Entrant:
+    """A run with its trace, costs and winning topology.
+
+    Raises:
+        InputError: something of it is missing.
+    """
+    from mtp_bench.cost import CostTable
+    from mtp_bench.profile.compare import Entrant
+    from mtp_bench.runs import open_run
+    from mtp_bench.topology import read_document
+    from mtp_bench.trace import RankTrace
+
+    run = open_run(name)
+    if not run.topology.exists():
+        raise InputError(
+            "the run has no topology yet", where=str(run.path), fix=f"run mtp-bench optimize-tree --profile {name}"
+        )
+    cost = CostTable.from_csv(run.cost) if run.cost.exists() else None
+    topology = read_document(run.topology).topology
+    return Entrant(run.path.name, run, run.read_manifest(), topology, RankTrace.load(run.trace), cost)
+
+
+def print_comparison(document: dict[str, Any]) -> None:
+    """The table and the verdict."""
+    from rich.console import Console
+    from rich.table import Table
+
+    columns = ("", "topology", "tokens_per_step", "draft ms", "step ms", "tokens/s", "speedup", "predicted", "heads")
+    table = Table(*columns)
+    for one in sorted(document["methods"], key=lambda method: -method["tokens_per_s"]):
+        interval = one["speedup"]["ci"]
+        speedup = f"{one['speedup']['value']:.3f}x" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+        error = one["prediction_error"]
+        table.add_row(
+            one["name"].split(" (")[0] if one["method"] != "none" else one["name"],
+            one["topology"],
+            f"{one['tokens_per_step']:.3f}",
+            "" if one.get("draft_ms") is None else f"{one['draft_ms']:.2f}",
+            f"{one['step_ms']:.2f}",
+            f"{one['tokens_per_s']:.2f}",
+            speedup,
+            "" if error is None else f"{100 * error:+.1f}%",
+            f"{one['heads_bytes'] / 1e6:.1f} MB" if "heads_bytes" in one else "",
+        )
+    Console(width=150, highlight=False).print(table)
+    typer.echo(document["verdict"])
+    broken = [one["name"] for one in document["methods"] if not one["lossless"]]
+    if broken:
+        typer.echo(f"NOT LOSSLESS beyond near-ties: {', '.join(broken)}")

@@ -22,6 +22,7 @@ from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.environment import device_name
+from mtp_bench.profile.timings import Timings
 from mtp_bench.topology import DynamicTree, StaticTree, Topology
 from mtp_bench.topology.shapes import typical_tree
 
@@ -71,12 +72,19 @@ class _Cell:
     timings_ms: list[float] = field(default_factory=list)
     status: str = "ok"
 
+    @property
+    def name(self) -> str:
+        """What tells it from the others of a sweep."""
+        point = self.point
+        return f"{point.component} batch {point.batch} rows {point.rows} context {point.context} depth {point.depth}"
+
 
 def sweep_costs(
     base: BaseModel,
     heads: AnyHeads | None,
     options: SweepOptions,
     *,
+    timings: Timings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[CostPoint]:
     """Measure verify costs for every (rows, context) and draft costs for every depth.
@@ -84,10 +92,11 @@ def sweep_costs(
     A cell that runs out of memory or gives non-finite numbers is marked and left out; the sweep goes on.
 
     Args:
+        timings: where to go on from, and to keep what is measured.
         on_progress: called with (timings done, timings planned).
     """
     cells = [*_verify_cells(base, heads, options), *_draft_cells(base, heads, options)]
-    return time_cells(cells, base.device, options, on_progress)
+    return time_cells(cells, base.device, options, on_progress, timings)
 
 
 def time_cells(
@@ -95,21 +104,30 @@ def time_cells(
     device: torch.device,
     options: SweepOptions,
     on_progress: Callable[[int, int], None] | None = None,
+    timings: Timings | None = None,
 ) -> list[CostPoint]:
-    """Warm up and time ``cells`` in interleaved random order."""
+    """Warm up and time ``cells`` in interleaved random order, one order per round."""
+    timings = timings or Timings()
     for cell in cells:
-        _guarded(cell, lambda cell=cell: _warm_up(cell, device))  # type: ignore[misc]
-    order = np.random.default_rng(options.seed)
-    planned, done = options.rounds * len(cells), 0
+        cell.timings_ms = list(timings.by_cell.get(cell.name, ()))
+        cell.status = timings.status.get(cell.name, "ok")
+        if cell.status == "ok":
+            _guarded(cell, lambda cell=cell: _warm_up(cell, device))  # type: ignore[misc]
+    planned, done = options.rounds * len(cells), timings.rounds * len(cells)
+    if on_progress is not None and done:
+        on_progress(done, planned)
     start = time.perf_counter()
-    for _ in range(options.rounds):
-        for index in order.permutation(len(cells)):
+    for round_ in range(timings.rounds, options.rounds):
+        for index in np.random.default_rng([options.seed, round_]).permutation(len(cells)):
             cell = cells[index]
             if cell.status == "ok":
                 _guarded(cell, lambda cell=cell: cell.timings_ms.append(_time_ms(cell, device)))  # type: ignore[misc]
             done += 1
             if on_progress is not None:
                 on_progress(done, planned)
+        timings.keep(
+            round_ + 1, {cell.name: cell.timings_ms for cell in cells}, {cell.name: cell.status for cell in cells}
+        )
         if time.perf_counter() - start > options.max_seconds:
             break
     return [_point(cell) for cell in cells]

@@ -25,6 +25,7 @@ from mtp_bench.profile.costs import SweepOptions, sweep_costs
 from mtp_bench.profile.environment import environment, model_facts, timestamp
 from mtp_bench.profile.live import LiveCheck, check_live
 from mtp_bench.profile.record import record_trace
+from mtp_bench.profile.timings import Timings
 from mtp_bench.progress import progress, say, warn
 from mtp_bench.prompts.prompt import PromptSet
 from mtp_bench.runs import RunFolder
@@ -85,7 +86,7 @@ def run_profile(
         "text": _text_facts(answers, trace),
     }
     if sweep is not None:
-        _measure(base, heads, run, sweep)
+        _measure(base, heads, run, sweep, facts["key"])
     facts["finished"] = timestamp()
     run.write_manifest(facts)
     return facts
@@ -228,15 +229,19 @@ def _text_facts(answers: Sequence[Answer], trace: RankTrace) -> dict[str, Any]:
     }
 
 
-def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptions) -> None:
+def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptions, key: str) -> None:
     if run.cost.exists():
         say(f"costs: keeping {run.cost}")
         return
-    points = measure_with_progress(base, heads, sweep)
+    timings = Timings.resume(run.path / "cost.partial.json", sha256_json([key, asdict(sweep)]))
+    points = measure_with_progress(base, heads, sweep, timings)
     CostTable(tuple(points), source=str(run.cost)).to_csv(run.cost)
+    timings.discard()
 
 
-def measure_with_progress(base: BaseModel, heads: AnyHeads | None, sweep: SweepOptions) -> list[Any]:
+def measure_with_progress(
+    base: BaseModel, heads: AnyHeads | None, sweep: SweepOptions, timings: Timings | None = None
+) -> list[Any]:
     """``sweep_costs`` with a progress bar; warns about cells that could not be measured."""
     drafts = 0 if heads is None else heads.max_depth * (1 + len(sweep.dynamic_top_ks))
     cells = len(sweep.rows) * len(sweep.contexts) + drafts
@@ -248,7 +253,7 @@ def measure_with_progress(base: BaseModel, heads: AnyHeads | None, sweep: SweepO
             advance(done - before)
             before = done
 
-        points = sweep_costs(base, heads, sweep, on_progress=on_progress)
+        points = sweep_costs(base, heads, sweep, timings=timings, on_progress=on_progress)
     for point in points:
         if point.status != "ok":
             warn(f"cost of {point.rows} rows at context {point.context}: {point.status}")

@@ -109,7 +109,7 @@ def read_run(folder: Path, *, training: Path | None = None) -> RunInputs:
         acceptance=attempt(folder / "acceptance.csv", _table(ACCEPTANCE_COLUMNS)),
         cost=attempt(folder / "cost.csv", _points),
         optimize=attempt(folder / "optimize.json", _document),
-        tree=attempt(folder / "topology.json", lambda path: read_document(path).tree),
+        tree=attempt(folder / "topology.json", _static_tree),
         bench=attempt(folder / "bench.csv", _table(BENCH_COLUMNS)),
         bench_summary=attempt(folder / "bench.json", _document),
         loss=attempt(loss_path, _table(LOSS_COLUMNS)),
@@ -117,6 +117,12 @@ def read_run(folder: Path, *, training: Path | None = None) -> RunInputs:
         missing=tuple((name, command) for name, command in FILES.items() if not (folder / name).is_file()),
         damaged=tuple(damaged),
     )
+
+
+def _static_tree(path: Path) -> StaticTree | None:
+    """The winner where it can be drawn; a dynamic tree has no fixed shape."""
+    topology = read_document(path).topology
+    return topology if isinstance(topology, StaticTree) else None
 
 
 def _training_files(folder: Path, training: Path | None) -> tuple[Path, Path]:

@@ -15,6 +15,7 @@ from tiny_models import random_heads, tiny_base
 from mtp_bench.cost import CostPoint, CostTable, write_points
 from mtp_bench.profile import costs
 from mtp_bench.profile.costs import SweepOptions, default_rows, sweep_costs, time_cells
+from mtp_bench.profile.timings import Timings
 
 CPU = torch.device("cpu")
 OPTIONS = SweepOptions(rows=(1, 2), rounds=20)
@@ -184,3 +185,33 @@ def test_default_rows_bracket_the_largest_tree() -> None:
         rows = default_rows(largest)
         assert largest in rows
         assert list(rows) == sorted(set(rows))
+
+
+def test_a_killed_sweep_goes_on_where_it_stopped(clock: FakeClock, tmp_path: Path) -> None:
+    """Rounds that are done are kept; the rounds that follow are those an undisturbed sweep would have made."""
+    path, killed = tmp_path / "cost.partial.json", WARM_UP + 8
+
+    class Killed(Exception):
+        pass
+
+    def until_killed(n: int) -> float:
+        if n == killed:
+            raise Killed
+        return 10.0
+
+    with pytest.raises(Killed):
+        time_cells([clock.cell(1, until_killed), clock.cell(2, lambda n: 20)], CPU, OPTIONS, None, Timings(path, "a"))
+    kept = Timings.resume(path, "a")
+    assert kept.rounds == 8
+    clock.calls.clear()
+    seen: list[tuple[int, int]] = []
+    points = time_cells(
+        [clock.cell(1, lambda n: 10), clock.cell(2, lambda n: 20)], CPU, OPTIONS, lambda *at: seen.append(at), kept
+    )
+    assert [(point.n, point.median_ms) for point in points] == [(20, pytest.approx(10)), (20, pytest.approx(20))]
+    assert len(clock.calls) == 2 * WARM_UP + 2 * 12
+    assert seen[0] == (16, 40)
+    assert seen[-1] == (40, 40)
+    assert Timings.resume(path, "another sweep").rounds == 0
+    kept.discard()
+    assert not path.exists()

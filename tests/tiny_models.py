@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
 
 from mtp_bench.heads.eagle import EagleConfig, EagleDraft, parameter_shapes
 from mtp_bench.heads.medusa import MedusaHeads
@@ -90,6 +91,17 @@ def tiny_base(architecture: str = "llama", kernel: str = attention.NAME, tokeniz
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=kernel)
     model.generation_config.eos_token_id = None
     return BaseModel(architecture, "dummy", model.eval().requires_grad_(False), tokenizer, f"{architecture}-seed0")
+
+
+def save_tiny_model(base: BaseModel, folder: Path) -> Path:
+    """A model folder as people have it, with a tiny word-level tokenizer (w0, w1, ...)."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    base.model.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(base.vocab_size)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(folder)
+    return folder
 
 
 def random_heads(base: BaseModel, kind: str = "own", *, num_heads: int = DEPTH, seed: int = 0) -> MedusaHeads:

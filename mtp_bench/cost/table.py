@@ -202,19 +202,20 @@ class CostTable:
         return measured
 
     def _dynamic_ms(self, tree: DynamicTree, batch: int, context: int | None) -> float:
-        at = {
-            p.context: p.median_ms
-            for p in self._dynamic
-            if (p.batch, p.rows, p.depth) == (batch, tree.top_k, tree.depth)
-        }
-        if not at:
-            known = ", ".join(f"top_k {k} to depth {d}" for k, d in sorted(self.dynamic_top_ks(batch=batch).items()))
+        """Linear between measured depths (0 ms at depth 0) and contexts."""
+        known = self.dynamic_top_ks(batch=batch)
+        if tree.depth > known.get(tree.top_k, 0):
+            measured = ", ".join(f"top_k {k} to depth {d}" for k, d in sorted(known.items()))
             raise InputError(
-                f"draft cost of {tree} is not known", where=self.source, fix=f"measured: {known or 'no dynamic draft'}"
+                f"draft cost of {tree} is not known", where=self.source, fix=f"measured: {measured or 'none'}"
             )
-        contexts = sorted(at)
-        place = contexts[0] if context is None else context
-        return float(np.interp(place, contexts, [at[c] for c in contexts]))
+        curves: dict[int, dict[int, float]] = {}
+        for p in self._dynamic:
+            if (p.batch, p.rows) == (batch, tree.top_k):
+                curves.setdefault(p.context, {0: 0.0})[p.depth] = p.median_ms
+        contexts = sorted(curves)
+        at = [np.interp(tree.depth, sorted(curves[c]), [curves[c][d] for d in sorted(curves[c])]) for c in contexts]
+        return float(np.interp(contexts[0] if context is None else context, contexts, at))
 
     def relative_error(self, rows: int, *, batch: int = 1, context: int | None = None) -> float:
         """Relative standard error of the verify cost at the nearest measured point with at least ``rows`` rows."""

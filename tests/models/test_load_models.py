@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tiny_models import ARCHITECTURES, ToyTokenizer, plain_greedy, random_tree, tiny_base
+from tiny_models import ARCHITECTURES, ToyTokenizer, plain_greedy, random_tree, save_tiny_model, tiny_base
 from transformers import AutoConfig
 
 from mtp_bench.decode.probe import probe_tree
@@ -25,16 +25,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model folder as people have it, with a tiny word-level tokenizer."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    base = tiny_base()
-    base.model.save_pretrained(tmp_path / "model")
-    words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(24)}, unk_token="w0"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+    """A model folder as people have it."""
+    return save_tiny_model(tiny_base(), tmp_path / "model")
 
 
 def config_of(kind: str, **fields: Any) -> Any:

@@ -1,0 +1,135 @@
+"""A whole run with Medusa heads and one with an EAGLE draft on a tiny model, from the command line to ``compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny_models import one_thread, random_eagle, random_heads, save_tiny_model, tiny_base
+from typer.testing import CliRunner
+
+from mtp_bench.cli import app
+from mtp_bench.errors import InputError
+from mtp_bench.heads.eagle_checkpoint import save_eagle
+from mtp_bench.heads.writers import save_vllm
+
+__all__ = ["one_thread"]
+
+PROFILE = ["--limit", "6", "--max-new-tokens", "20", "--max-rows", "16", "--rounds", "3", "--context", "32", "--raw"]
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Model, heads, prompts, and a profiled and optimized run of each kind of heads."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    base = tiny_base("llama")
+    save_tiny_model(base, folder / "model")
+    save_vllm(
+        random_heads(base), folder / "medusa", {"base_model_name_or_path": "model", "vocab_size": base.vocab_size}
+    )
+    save_eagle(random_eagle(base, aux_layers=(0, 1, 2)), folder / "eagle", {"base_model_name_or_path": "model"})
+    (folder / "prompts.jsonl").write_text(
+        "\n".join(
+            json.dumps({"turns": [f"w{i} w{2 * i} w7 w3"], "category": "xy"[i % 2], "question_id": i}) for i in range(6)
+        )
+    )
+    for name, more in (("medusa", []), ("eagle", ["--dynamic-top-k", "2,3", "--depth", "3", "--aux-layers", "0,1,2"])):
+        run(
+            "profile", "--model", str(folder / "model"), "--heads", str(folder / name), "--dtype", "fp32",
+            "--prompts", str(folder / "prompts.jsonl"), "--out", str(folder / "runs" / name), *PROFILE, *more,
+        )  # fmt: skip
+        run("optimize-tree", "--profile", str(folder / "runs" / name), "--budget", "15", "--trials", "20")
+    return folder
+
+
+def test_an_eagle_run_has_everything_of_a_medusa_run(folder: Path) -> None:
+    for name in ("medusa", "eagle"):
+        files = {path.name for path in (folder / "runs" / name).iterdir()}
+        assert files >= {"run.json", "trace.npz", "acceptance.csv", "cost.csv", "topology.json", "optimize.json"}
+    found = json.loads((folder / "runs" / "eagle" / "optimize.json").read_text())
+    assert {one["kind"] for one in found["kinds"]} == {"static", "dynamic", "chain"}
+    assert found["dynamic"]["optuna"]["trials"] == 20
+    manifest = json.loads((folder / "runs" / "eagle" / "run.json").read_text())
+    assert manifest["live_check"]["exact"]
+    assert manifest["heads"]["method"] == "eagle3"
+    assert manifest["heads"]["facts"]["depth"] == 3
+
+
+def test_a_dynamic_winner_is_benched_evaluated_and_reported(folder: Path) -> None:
+    profile = ["--profile", str(folder / "runs" / "eagle")]
+    run("optimize-tree", *profile, "--budget", "15", "--trials", "0", "--kind", "dynamic")
+    topology = json.loads((folder / "runs" / "eagle" / "topology.json").read_text())
+    assert topology["kind"] == "dynamic_tree"
+    output = run("bench", *profile, "--limit", "3", "--repeats", "1", "--no-hf", "--json")
+    [tree] = json.loads(output.splitlines()[-1])["trees"]
+    assert tree["lossless"]
+    assert tree["steps"] == tree["replayed_steps"]
+    assert tree["predicted_tokens_per_s"] > 0
+    output = run("evaluate", "dynamic:2,2,4", "chain:2", *profile, "--json")
+    assert len(json.loads(output.splitlines()[-1])["trees"]) == 2
+    run("report", str(folder / "runs" / "eagle"))
+
+
+def test_compare(folder: Path) -> None:
+    runs = [str(folder / "runs" / name) for name in ("medusa", "eagle")]
+    out = folder / "compare"
+    output = run("compare", *runs, "--limit", "4", "--repeats", "1", "--out", str(out), "--json")
+    document = json.loads(output.splitlines()[-1])
+    methods = {one["arm"]: one for one in document["methods"]}
+    assert set(methods) == {
+        "baseline:engine", "baseline:hf-generate", "baseline:hf-prompt-lookup", "medusa", "eagle"
+    }  # fmt: skip
+    assert all(one["lossless"] for one in methods.values())
+    assert set(methods["eagle"]["by_category"]) == {"x", "y"}
+    assert methods["eagle"]["draft_ms"] > 0
+    assert methods["baseline:engine"]["speedup"]["value"] == 1.0
+    assert "the speed of" in document["verdict"]
+    assert {one["method"] for one in document["same_size"]} == {"medusa", "eagle3"}
+    names = {path.name for path in (out / "plots").iterdir()}
+    assert {"speeds.png", "categories.png", "sizes.png", "transfer.png"} <= names
+    assert (out / "compare.csv").read_text().count("\n") == 6
+
+
+def test_runs_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path) -> None:
+    run(
+        "profile", "--model", str(folder / "model"), "--heads", str(folder / "medusa"), "--dtype", "fp32", "--no-costs",
+        "--prompts", str(folder / "prompts.jsonl"), "--out", str(tmp_path / "short"), *PROFILE[:2],
+        "--max-new-tokens", "12", "--raw",
+    )  # fmt: skip
+    with pytest.raises(InputError, match="the run has no topology yet"):
+        run("compare", str(folder / "runs" / "medusa"), str(tmp_path / "short"))
+    run("optimize-tree", "--profile", str(tmp_path / "short"), "--trials", "0")
+    with pytest.raises(InputError, match="not the same prompts and text"):
+        run("compare", str(folder / "runs" / "medusa"), str(tmp_path / "short"))
+    with pytest.raises(InputError, match="two runs have the same folder name"):
+        run("compare", str(folder / "runs" / "medusa"), str(folder / "runs" / "medusa"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["optimize-tree", "--kind", "magic"], "unknown kind"),
+        (["optimize-tree", "--profile", "RUNS/medusa", "--kind", "dynamic"], "no topology of this kind"),
+        (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--dynamic-top-k", "4"], "cannot draft dynamic trees"),
+        (["profile", "--model", "MODEL", "--heads", "EAGLE", "--dynamic-top-k", "a"], "no list of numbers"),
+        (["profile", "--model", "MODEL", "--heads", "EAGLE", "--aux-layers", "0,1"], "2 layers are named"),
+        (["profile", "--model", "MODEL", "--heads", "EAGLE", "--aux-layers", "0,1,9"], "layer 9 does not exist"),
+        (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--aux-layers", "0,1,2"], "read the last layer only"),
+        (["profile", "--model", "EAGLE"], "this is an EAGLE draft layer, not a base model"),
+        (["train-heads", "--method", "eagle3", "--layout", "vllm"], "unknown value 'vllm'"),
+    ],
+)
+def test_wrong_input(folder: Path, arguments: list[str], message: str) -> None:
+    places = {"MODEL": folder / "model", "MEDUSA": folder / "medusa", "EAGLE": folder / "eagle"}
+    places |= {"RUNS/medusa": folder / "runs" / "medusa"}
+    with pytest.raises(InputError, match=message):
+        run(*[str(places.get(argument, argument)) for argument in arguments])

@@ -87,12 +87,14 @@ def _dynamic_top_ks(text: str | None, method: str) -> tuple[int, ...]:
         InputError: not a list of whole numbers, or asked for with Medusa heads.
     """
     if text is None:
-        return () if method == "medusa" else DYNAMIC_TOP_KS
+        return DYNAMIC_TOP_KS if method.startswith("eagle") else ()
     if not all(part.isascii() and part.isdigit() for part in text.split(",")):
         raise InputError(f"{text!r} is no list of numbers", where="--dynamic-top-k", fix="write e.g. 2,4,8")
     found = tuple(sorted({int(part) for part in text.split(",")} - {0}))
-    if found and method == "medusa":
-        raise InputError("Medusa heads cannot draft dynamic trees", where="--dynamic-top-k", fix="leave it out")
+    if found and not method.startswith("eagle"):
+        raise InputError(
+            f"{method.capitalize()} heads cannot draft dynamic trees", where="--dynamic-top-k", fix="leave it out"
+        )
     return found
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Drafter, MedusaDrafter
 from mtp_bench.decode.eagle import DynamicEagleDrafter, StaticEagleDrafter
+from mtp_bench.decode.hydra import HydraDrafter
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.hydra import HydraHeads
 from mtp_bench.topology import DynamicTree, Topology
 
 
@@ -33,10 +35,12 @@ def drafter_for(heads: AnyHeads | None, topology: Topology, cache: TreeCache) ->
     if not isinstance(heads, EagleDraft):
         if isinstance(topology, DynamicTree):
             raise InputError(
-                f"{topology} is a dynamic tree, which Medusa heads cannot draft",
+                f"{topology} is a dynamic tree, which Medusa and Hydra heads cannot draft",
                 where="--topology",
                 fix="use a static tree, or an EAGLE draft",
             )
+        if isinstance(heads, HydraHeads):
+            return HydraDrafter(heads, topology, cache.data.device)
         return MedusaDrafter(heads, topology, cache.data.device)
     if topology.max_rank >= heads.draft_vocab_size:
         raise InputError(

@@ -14,6 +14,7 @@ import torch
 from mtp_bench.decode.cache import TreeCache, bucket
 from mtp_bench.decode.draft import Drafted, Settled, Which, last_settled
 from mtp_bench.decode.dynamic import expand, select
+from mtp_bench.decode.levels import levels_of
 from mtp_bench.decode.masks import row_mask
 from mtp_bench.heads.eagle import Attend, EagleDraft
 from mtp_bench.heads.ranking import ordered_topk
@@ -122,55 +123,11 @@ def cached_attention(cache: TreeCache, mask: torch.Tensor) -> Attend:
     return attend
 
 
-@dataclass(frozen=True, eq=False)
-class _Level:
-    """Nodes of one depth.
-
-    Attributes:
-        parent: int64 [n], index of each node's parent among the expanded nodes one level up.
-        rank: int64 [n].
-        expanded: int64 [w], which of the n have children.
-        sees: bool [w, expanded nodes down to this level], ancestor-or-self.
-        top_k: ranks that are needed.
-    """
-
-    parent: torch.Tensor
-    rank: torch.Tensor
-    expanded: torch.Tensor
-    sees: torch.Tensor
-    top_k: int
-
-
-def _levels(tree: StaticTree, device: torch.device) -> list[_Level]:
-    """One level per depth of ``tree``."""
-    depths, ranks, parents = tree.depths, tree.ranks, tree.parents
-    has_children = set(parents[1:].tolist())
-    levels: list[_Level] = []
-    inner: list[int] = []
-    above = [0]
-    for depth in range(1, tree.depth + 1):
-        rows = [row for row in range(1, tree.rows) if depths[row] == depth]
-        expanded = [row for row in rows if row in has_children]
-        inner += expanded
-        sees = torch.from_numpy(tree.ancestor_mask[expanded][:, inner].copy())
-        levels.append(
-            _Level(
-                torch.tensor([above.index(int(parents[row])) for row in rows], device=device),
-                torch.tensor([int(ranks[row]) for row in rows], device=device),
-                torch.tensor([rows.index(row) for row in expanded], dtype=torch.int64, device=device),
-                sees.to(device),
-                1 + max(int(ranks[row]) for row in rows),
-            )
-        )
-        above = expanded
-    return levels
-
-
 class StaticEagleDrafter(EagleDrafter):
     """Drafts the nodes of one static tree."""
 
     def __init__(self, draft: EagleDraft, tree: StaticTree, batch: int, length: int) -> None:
-        self._levels = _levels(tree, draft.fc.weight.device)
+        self._levels = levels_of(tree, draft.fc.weight.device)
         super().__init__(draft, batch, length, tree.depth, sum(len(level.expanded) for level in self._levels))
 
     def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:

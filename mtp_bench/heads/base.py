@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mtp_bench.heads.eagle import EagleDraft
+    from mtp_bench.heads.hydra import HydraHeads
 
 LmHead = Literal["own", "shared", "base"]
 """Where the heads' LM matrix comes from: one per head, one for all heads, or the base model's."""
@@ -39,8 +40,8 @@ class Heads(Protocol):
         ...
 
 
-AnyHeads: TypeAlias = "Heads | EagleDraft"
-"""Heads of either kind: those that guess all depths at once, and the layer that drafts token by token."""
+AnyHeads: TypeAlias = "Heads | EagleDraft | HydraHeads"
+"""Heads of any kind: those that guess all depths at once, and those that draft token by token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts, HeadsInfo, LoadedHeads
 from mtp_bench.heads.detect import KIND_NAMES, Detection, detect
 from mtp_bench.heads.eagle_checkpoint import load_eagle
+from mtp_bench.heads.hydra_checkpoint import load_hydra
 from mtp_bench.heads.layouts import Plan, Slot, head_names, make_plan
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.heads.tensors import Entry
@@ -52,6 +53,12 @@ def load_heads(
         warnings = (*info.warnings, *_base_warnings(found, base))
         info = draft.meta = replace(info, warnings=warnings)
         return LoadedHeads(draft, info, warnings)
+    if found.kind == "hydra_heads":
+        hydra = load_hydra(found, base, dtype, device)
+        assert hydra.meta is not None
+        warnings = (*hydra.meta.warnings, *_base_warnings(found, base))
+        info = hydra.meta = replace(hydra.meta, warnings=warnings)
+        return LoadedHeads(hydra, info, warnings)
     if aux_layers:
         raise InputError("Medusa heads read the last layer only", where="--aux-layers", fix="leave it out")
     plan = plan_of(found)

@@ -17,12 +17,13 @@ from mtp_bench.heads.eagle_layouts import is_eagle
 from mtp_bench.heads.layouts import Layout, layout_of
 from mtp_bench.heads.tensors import WeightFiles, find_weights
 
-Kind = Literal["base_model", "medusa_heads", "medusa_whole_model", "eagle_heads", "gguf", "unknown"]
+Kind = Literal["base_model", "medusa_heads", "medusa_whole_model", "eagle_heads", "hydra_heads", "gguf", "unknown"]
 KIND_NAMES: Mapping[Kind, str] = {
     "base_model": "a base model",
     "medusa_heads": "Medusa heads",
     "medusa_whole_model": "a base model with Medusa heads inside",
     "eagle_heads": "an EAGLE draft layer",
+    "hydra_heads": "Hydra heads",
     "gguf": "a GGUF file",
     "unknown": "nothing that this program knows",
 }
@@ -113,6 +114,8 @@ def _kind(names: Iterable[str], layout: Layout | None) -> Kind:
     names = tuple(names)
     if layout is not None:
         return "medusa_whole_model" if any(n.endswith("embed_tokens.weight") for n in names) else "medusa_heads"
+    if any(name.startswith("hydra_mlp.") for name in names):
+        return "hydra_heads"
     if is_eagle(names):
         return "eagle_heads"
     layers = any(".layers." in name or ".h." in name for name in names)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from mtp_bench.heads.base import BaseFacts, HeadsInfo
 from mtp_bench.heads.detect import Detection
 from mtp_bench.heads.eagle import EagleDraft
 from mtp_bench.heads.eagle_layouts import EaglePlan, make_eagle_plan
+from mtp_bench.heads.tensors import content_hash
 from mtp_bench.heads.writers import write_checkpoint
 
 
@@ -52,7 +52,8 @@ def load_eagle(
     tensors = {name: entry.load() for name, entry in plan.entries.items()}
     vocabulary = {name: entry.load() for name, entry in plan.vocabulary.items()}
     token_map = _token_map(plan, vocabulary, base.vocab_size, found.path)
-    info = replace(eagle_info(found, plan), hash=_content_hash(tensors, token_map), warnings=plan.warnings)
+    hashed = content_hash(tensors if token_map is None else {**tensors, "token_map": token_map})
+    info = replace(eagle_info(found, plan), hash=hashed, warnings=plan.warnings)
     weights = {name: tensor.to(dtype) for name, tensor in tensors.items()}
     if token_map is not None:
         weights["token_map"] = token_map
@@ -158,17 +159,6 @@ def _token_map(plan: EaglePlan, stored: Mapping[str, Tensor], vocab_size: int, p
     if mask is not None and (int(mask.sum()) != len(ids) or not bool(mask[ids].all())):
         raise InputError("d2t and t2d name different tokens", where=f"{path}: t2d", fix="download the draft again")
     return None if torch.equal(ids, torch.arange(vocab_size)) else ids
-
-
-def _content_hash(tensors: Mapping[str, Tensor], token_map: Tensor | None) -> str:
-    """ "sha256:..." over the draft's tensors as stored, the same in whatever layout they are kept."""
-    digest = hashlib.sha256()
-    named = dict(tensors) if token_map is None else {**tensors, "token_map": token_map}
-    for name in sorted(named):
-        tensor = named[name].contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return "sha256:" + digest.hexdigest()
 
 
 WriteLayout = Literal["eagle", "eagle3", "speculators"]

@@ -12,6 +12,7 @@ from mtp_bench.heads.base import HeadsInfo
 from mtp_bench.heads.checkpoint import heads_info, plan_of
 from mtp_bench.heads.detect import KIND_NAMES, Detection, Kind, detect, gguf_file
 from mtp_bench.heads.eagle_checkpoint import eagle_info, eagle_plan
+from mtp_bench.heads.hydra_checkpoint import hydra_entries, hydra_info
 
 _GGUF_VERSIONS = (2, 3)
 
@@ -41,6 +42,8 @@ def inspect_path(path: Path) -> Inspection:
     heads = heads_info(found, plan_of(found)) if found.layout is not None else None
     if found.kind == "eagle_heads":
         heads = eagle_info(found, eagle_plan(found))
+    if found.kind == "hydra_heads":
+        heads = hydra_info(found, hydra_entries(found))
     model: dict[str, Any] = {}
     if found.kind == "gguf":
         model = _gguf_facts(path)
@@ -62,7 +65,7 @@ _LM_HEADS = {"own": "one per head", "shared": "one for all heads", "base": "the 
 
 
 def _heads_lines(info: HeadsInfo) -> list[str]:
-    if info.method != "medusa":
+    if info.method in ("eagle", "eagle3"):
         return _draft_lines(info)
     vocabulary = "the base model's" if info.draft_vocab_size is None else f"{info.draft_vocab_size:,} tokens"
     facts = {

@@ -6,9 +6,10 @@ safetensors files give names, shapes and dtypes from their header alone. Pickles
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,13 @@ from mtp_bench.errors import InputError
 from mtp_bench.files import read_json
 
 _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
+_NAMES = (
+    "medusa_lm_head.safetensors",
+    "medusa_lm_head.pt",
+    "hydra_lm_head.pt",
+    "model.safetensors",
+    "pytorch_model.bin",
+)
 _SUFFIXES = (".safetensors", ".pt", ".bin", ".pth")
 _DTYPES = {
     "F64": torch.float64,
@@ -86,6 +93,16 @@ class WeightFiles:
 
 
 _AGAIN = "download or write the file again"
+
+
+def content_hash(tensors: Mapping[str, Tensor]) -> str:
+    """ "sha256:..." over named tensors as stored."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)};".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    return "sha256:" + digest.hexdigest()
 
 
 def find_weights(path: Path) -> WeightFiles | None:

@@ -14,6 +14,7 @@ from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.teacher import forced_passes, root_rows
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.heads.eagle import EagleDraft, unroll
+from mtp_bench.heads.hydra import HydraHeads
 from mtp_bench.models.base import BaseModel
 
 SHIFTS = (-1, 0, 1)
@@ -65,6 +66,8 @@ def _first_tokens(
         if isinstance(heads, EagleDraft):
             output = next(unroll(heads, forced.following, forced.features, 1))
             named = [heads.target_ids(heads.logits(row).argmax(-1)) for row in output]
+        elif isinstance(heads, HydraHeads):
+            named = list(heads.logits(heads.ground(forced.hidden, forced.following), 0).argmax(-1))
         else:
             named = [heads.propose(row, 1, 1)[:, 0, 0] for row in forced.hidden]
         for place, index in enumerate(forced.indices):

@@ -12,6 +12,7 @@ from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.teacher import forced_passes, root_rows, root_states
 from mtp_bench.heads.base import AnyHeads
 from mtp_bench.heads.eagle import EagleDraft, unroll
+from mtp_bench.heads.hydra import HydraHeads
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.heads.ranking import ranks_of
 from mtp_bench.models.base import BaseModel
@@ -47,6 +48,8 @@ def record_trace(
     pools: dict[int, list[Ranks]] = {k: [np.empty(0, np.int16)] * len(kept) for k in dynamic_top_ks}
     if isinstance(heads, EagleDraft):
         recorded = _eagle_ranks(base, heads, kept, top_k, dynamic_top_ks)
+    elif isinstance(heads, HydraHeads):
+        recorded = _hydra_ranks(base, heads, kept, top_k)
     else:
         assert isinstance(heads, MedusaHeads)
         recorded = _medusa_ranks(base, heads, kept, top_k)
@@ -71,6 +74,20 @@ def _medusa_ranks(base: BaseModel, heads: MedusaHeads, answers: Sequence[Answer]
     for indices, states in root_states(base, answers):
         for index, piece in zip(indices, states, strict=True):
             yield index, _ranks_of(heads, piece, answers[index].tokens, top_k), {}
+
+
+def _hydra_ranks(base: BaseModel, heads: HydraHeads, answers: Sequence[Answer], top_k: int) -> Iterator[Recorded]:
+    """Every head sees the true tokens before its own."""
+    for indices, states in root_states(base, answers):
+        for index, seen in zip(indices, states, strict=True):
+            text = torch.tensor(answers[index].tokens, device=seen.device)
+            ranks = torch.full((len(text), heads.num_heads), -1, dtype=torch.int16)
+            for head in range(min(heads.num_heads, len(text) - 1)):
+                rows = len(text) - head - 1
+                # Row t: the root is token t, and head tokens have been drafted behind it.
+                seen = heads.ground(seen[:rows], text[head : head + rows])
+                ranks[:rows, head] = ranks_of(heads.logits(seen, head), text[head + 1 :], top_k).cpu()
+            yield index, ranks.numpy(), {}
 
 
 def _eagle_ranks(

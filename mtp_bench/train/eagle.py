@@ -222,6 +222,10 @@ def _losses(
         noise = torch.rand(features.shape, generator=generator).to(device) * 2 - 1
         features = features + recipe.noise * sizes * noise
     teacher_rows = base.lm_head_weight if draft.token_map is None else base.lm_head_weight[draft.token_map]
+    # The base model's distributions at all answer positions, computed once for all passes; ``row`` finds them again.
+    row = answered.flatten().cumsum(0).view_as(answered) - 1
+    with torch.no_grad():
+        teacher = F.linear(hidden[answered], teacher_rows).float().softmax(-1)
     losses = []
     with torch.autocast(device.type, dtype=torch.bfloat16):
         for j, output in enumerate(unroll(draft, following, features, recipe.unroll)):
@@ -230,12 +234,9 @@ def _losses(
             wanted = draft.draft_ids(following[:, ahead:])
             known = answered[:, ahead:] & answered[:, :-ahead] & (wanted >= 0)
             logits = draft.logits(output[:, :-ahead][known]).float()
-            targets = hidden[:, ahead:][known]
-            with torch.no_grad():
-                teacher = F.linear(targets, teacher_rows).float().softmax(-1)
-            loss = F.cross_entropy(logits, teacher)
+            loss = F.cross_entropy(logits, teacher[row[:, ahead:][known]])
             if eagle1:
-                off = (output[:, :-ahead][known].float() - targets.float()) / sizes
+                off = (output[:, :-ahead][known].float() - hidden[:, ahead:][known].float()) / sizes
                 loss = loss + recipe.feature_weight * F.smooth_l1_loss(off, torch.zeros_like(off))
             losses.append(loss)
     return losses

@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "search": PLAIN,
     "engines": {"topology"},
     "report": PLAIN,
-    "profile": PLAIN | RUNNING,
+    "profile": PLAIN | RUNNING | {"search"},
     "train": PLAIN | RUNNING | {"report"},
 }
 # Telling heads from a base model by tensor names is the heads' knowledge; naming a model by alias the models'.

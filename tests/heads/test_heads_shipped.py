@@ -40,7 +40,7 @@ def test_the_reference_models_heads_load_without_a_warning() -> None:
     name = default_heads_for("smollm2-135m")
     assert name == "smollm2-135m-medusa"
     base = load_base("smollm2-135m")
-    heads, info = load_heads(None, base)
+    _, info = load_heads(None, base)
     assert info.warnings == ()
     assert info.num_heads == 4
     assert info.bytes < 16e6

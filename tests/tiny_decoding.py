@@ -6,7 +6,7 @@ from tiny_models import WINDOW, prompt_of
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.generate import Decoder, Generation, Request
-from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import StaticTree
 

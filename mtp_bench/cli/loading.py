@@ -10,7 +10,8 @@ from mtp_bench.errors import InputError
 from mtp_bench.progress import say, warn
 
 if TYPE_CHECKING:
-    from mtp_bench.heads.base import AnyHeads, HeadsInfo
+    from mtp_bench.heads.base import HeadsInfo
+    from mtp_bench.heads.kinds import AnyHeads
     from mtp_bench.models.base import BaseModel
 
 

@@ -22,7 +22,7 @@ from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.generate import Decoder, Generation, Request
 from mtp_bench.decode.prefill import PREFILL_CHUNK
 from mtp_bench.decode.teacher import forward
-from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import StaticTree, Topology
 

@@ -21,6 +21,8 @@ from mtp_bench.heads.ranking import ordered_topk
 from mtp_bench.models import attention
 from mtp_bench.topology import DynamicTree, StaticTree
 
+_NO_MODULE = torch.nn.Identity()  # stands for the module that transformers hands to an attention function
+
 
 class EagleDrafter(ABC):
     """An EAGLE layer with its cache, for B sequences."""
@@ -117,7 +119,7 @@ def cached_attention(cache: TreeCache, mask: torch.Tensor) -> Attend:
 
     def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = cache.update(key, value, 0)
-        output, _ = attention.grouped_sdpa(torch.nn.Identity(), query, keys, values, mask)
+        output, _ = attention.grouped_sdpa(_NO_MODULE, query, keys, values, mask)
         return output
 
     return attend

@@ -16,7 +16,7 @@ from mtp_bench.decode.prefill import PREFILL_CHUNK
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
-from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import Topology
 

@@ -17,7 +17,7 @@ from mtp_bench.decode.drafters import drafter_for
 from mtp_bench.decode.masks import for_layers, row_mask
 from mtp_bench.decode.prefill import prefill
 from mtp_bench.decode.tree import TreeTensors
-from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 
 

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from mtp_bench.heads.eagle import EagleDraft
-    from mtp_bench.heads.hydra import HydraHeads
 
 LmHead = Literal["own", "shared", "base"]
 """Where the heads' LM matrix comes from: one per head, one for all heads, or the base model's."""
@@ -38,10 +35,6 @@ class Heads(Protocol):
     def logits(self, x: Tensor, head: int) -> Tensor:
         """Map hidden states [..., H] to that head's logits [..., V'] over the draft vocabulary."""
         ...
-
-
-AnyHeads: TypeAlias = "Heads | EagleDraft | HydraHeads"
-"""Heads of any kind: those that guess all depths at once, and those that draft token by token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +80,3 @@ class HeadsInfo:
         names = self.__slots__
         document = {name: getattr(self, name) for name in names}
         return document | {"warnings": list(self.warnings), "facts": dict(self.facts)}
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedHeads:
-    """Heads ready to run, what they are, and what the user should know about them."""
-
-    heads: AnyHeads
-    info: HeadsInfo
-    warnings: tuple[str, ...] = ()

@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from mtp_bench.errors import InputError
-from mtp_bench.heads.base import BaseFacts, HeadsInfo, LoadedHeads
+from mtp_bench.heads.base import BaseFacts, HeadsInfo
 from mtp_bench.heads.detect import KIND_NAMES, Detection, detect
 from mtp_bench.heads.eagle_checkpoint import load_eagle
 from mtp_bench.heads.hydra_checkpoint import load_hydra
+from mtp_bench.heads.kinds import LoadedHeads
 from mtp_bench.heads.layouts import Plan, Slot, head_names, make_plan
 from mtp_bench.heads.medusa import MedusaHeads
 from mtp_bench.heads.tensors import Entry

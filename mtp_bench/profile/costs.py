@@ -19,7 +19,7 @@ from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Settled
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
-from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.environment import device_name
 from mtp_bench.profile.timings import Timings

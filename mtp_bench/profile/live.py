@@ -8,7 +8,7 @@ from typing import Any
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.generate import Decoder, Generation, Request
-from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import Topology
 from mtp_bench.trace import RankTrace, replay

@@ -16,8 +16,9 @@ from mtp_bench.decode.answers import Answer, answer_all, stored_answers
 from mtp_bench.decode.probe import probe_tree
 from mtp_bench.errors import CheckFailed, InputError
 from mtp_bench.files import sha256_json
-from mtp_bench.heads.base import AnyHeads, HeadsInfo
+from mtp_bench.heads.base import HeadsInfo
 from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat, chat_format
 from mtp_bench.profile.alignment import layers_hint, shift_hint, top1_by_layers, top1_by_shift

@@ -31,7 +31,7 @@ from mtp_bench.decode.bench import (
     run_bench,
 )
 from mtp_bench.decode.generate import Request
-from mtp_bench.heads.base import AnyHeads
+from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import DynamicTree, StaticTree
 

@@ -37,8 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 # What is not a model: the aliases of names, and the one file that knows versions of transformers.
 EXCEPTIONS = {
     ("models.load", "heads.detect"),
-    ("heads.checkpoint", "models.aliases"),
-    ("heads.eagle", "models.compat"),
+    ("heads.load", "models.aliases"),
+    ("heads.eagle.draft", "models.compat"),
 }
 
 

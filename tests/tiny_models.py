@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, PreTrainedTokenizerFast
 
-from mtp_bench.heads.eagle import EagleConfig, EagleDraft, parameter_shapes
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.eagle.draft import EagleConfig, EagleDraft, parameter_shapes
+from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models import attention
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import StaticTree

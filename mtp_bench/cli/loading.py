@@ -67,9 +67,9 @@ def load_heads(
         aux_layers: comma-separated layers that an EAGLE-3 draft reads, instead of those its config names.
         depth: how deep an EAGLE draft may draft.
     """
-    from mtp_bench.heads import checkpoint
+    from mtp_bench.heads import load
     from mtp_bench.heads.base import BaseFacts
-    from mtp_bench.heads.eagle import EagleDraft
+    from mtp_bench.heads.eagle.draft import EagleDraft
     from mtp_bench.models.aliases import hub_id
 
     path = find_heads(heads, base.name)
@@ -84,7 +84,7 @@ def load_heads(
         aliases=(hub, base.source) if hub else (base.source,),
         weights_hash=base.sha256,
     )
-    loaded = checkpoint.load_heads(
+    loaded = load.load_heads(
         path, base=facts, dtype=base.dtype, device=base.device, aux_layers=parse_layers(aux_layers)
     )
     info = replace(loaded.info, facts={**loaded.info.facts, "source": heads or path.name})

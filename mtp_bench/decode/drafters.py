@@ -7,8 +7,8 @@ from mtp_bench.decode.draft import Drafter, MedusaDrafter
 from mtp_bench.decode.eagle import DynamicEagleDrafter, StaticEagleDrafter
 from mtp_bench.decode.hydra import HydraDrafter
 from mtp_bench.errors import InputError
-from mtp_bench.heads.eagle import EagleDraft
-from mtp_bench.heads.hydra import HydraHeads
+from mtp_bench.heads.eagle.draft import EagleDraft
+from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.topology import DynamicTree, Topology
 

@@ -13,7 +13,7 @@ import torch
 
 from mtp_bench.decode.draft import Drafted
 from mtp_bench.decode.tree import TreeTensors
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.ranking import ordered_topk
 from mtp_bench.topology import DynamicTree
 

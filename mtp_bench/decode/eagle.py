@@ -16,7 +16,7 @@ from mtp_bench.decode.draft import Drafted, Settled, Which, last_settled
 from mtp_bench.decode.dynamic import expand, select
 from mtp_bench.decode.levels import levels_of
 from mtp_bench.decode.masks import row_mask
-from mtp_bench.heads.eagle import Attend, EagleDraft
+from mtp_bench.heads.eagle.draft import Attend, EagleDraft
 from mtp_bench.heads.ranking import ordered_topk
 from mtp_bench.models import attention
 from mtp_bench.topology import DynamicTree, StaticTree

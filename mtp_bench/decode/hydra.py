@@ -6,7 +6,7 @@ import torch
 
 from mtp_bench.decode.draft import Drafted, Settled, Which, last_settled
 from mtp_bench.decode.levels import levels_of
-from mtp_bench.heads.hydra import HydraHeads
+from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.ranking import ordered_topk
 from mtp_bench.topology import StaticTree
 

@@ -13,9 +13,11 @@ from typing import Any, Literal
 
 from mtp_bench.errors import InputError
 from mtp_bench.files import read_json
-from mtp_bench.heads.eagle_layouts import is_eagle
-from mtp_bench.heads.layouts import Layout, layout_of
+from mtp_bench.heads.eagle.layouts import is_eagle
+from mtp_bench.heads.medusa.layouts import Layout, layout_of
 from mtp_bench.heads.tensors import WeightFiles, find_weights
+
+FORMAT_MAJOR = 1
 
 Kind = Literal["base_model", "medusa_heads", "medusa_whole_model", "eagle_heads", "hydra_heads", "gguf", "unknown"]
 KIND_NAMES: Mapping[Kind, str] = {
@@ -120,3 +122,30 @@ def _kind(names: Iterable[str], layout: Layout | None) -> Kind:
         return "eagle_heads"
     layers = any(".layers." in name or ".h." in name for name in names)
     return "base_model" if layers and any("embed" in n or "wte" in n for n in names) else "unknown"
+
+
+def base_model_of(found: Detection) -> str | None:
+    """The base model that heads say they were trained for; a whole model's heads belong to the folder's own weights."""
+    if found.kind == "medusa_whole_model":
+        return str(found.path)
+    name = found.config.get("base_model_name_or_path")
+    return name if isinstance(name, str) and name else None
+
+
+def check_format(found: Detection) -> None:
+    """Raises:
+    InputError: the heads were written by a newer version of this program.
+    """
+    version = str(own_facts(found.config).get("schema_version", f"{FORMAT_MAJOR}.0"))
+    if version.split(".")[0] != str(FORMAT_MAJOR):
+        raise InputError(
+            f"written in heads format {version}; this program reads {FORMAT_MAJOR}.x",
+            where=f"{found.path}/config.json:/mtp_bench/schema_version",
+            fix="install a newer mtp-bench",
+        )
+
+
+def own_facts(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What this project's own writers put into a config."""
+    facts = config.get("mtp_bench")
+    return dict(facts) if isinstance(facts, dict) else {}

@@ -9,10 +9,10 @@ from typing import Any
 
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import HeadsInfo
-from mtp_bench.heads.checkpoint import heads_info, plan_of
 from mtp_bench.heads.detect import KIND_NAMES, Detection, Kind, detect, gguf_file
-from mtp_bench.heads.eagle_checkpoint import eagle_info, eagle_plan
-from mtp_bench.heads.hydra_checkpoint import hydra_entries, hydra_info
+from mtp_bench.heads.eagle.checkpoint import eagle_info, eagle_plan
+from mtp_bench.heads.hydra.checkpoint import hydra_entries, hydra_info
+from mtp_bench.heads.medusa.checkpoint import heads_info, plan_of
 
 _GGUF_VERSIONS = (2, 3)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mtp_bench.heads.base import Heads, HeadsInfo
-from mtp_bench.heads.eagle import EagleDraft
-from mtp_bench.heads.hydra import HydraHeads
+from mtp_bench.heads.eagle.draft import EagleDraft
+from mtp_bench.heads.hydra.heads import HydraHeads
 
 AnyHeads = Heads | EagleDraft | HydraHeads
 """Heads that guess all depths at once (Medusa's), and those that draft token by token."""

@@ -16,7 +16,7 @@ import torch
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.dynamic import Pool, expand
 from mtp_bench.decode.teacher import ForcedPass, root_rows
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 
 Places = npt.NDArray[np.int16]
 ROWS_PER_PASS = 1024

@@ -10,10 +10,10 @@ import torch
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.teacher import forced_passes, root_rows, root_states
-from mtp_bench.heads.eagle import EagleDraft, unroll
-from mtp_bench.heads.hydra import HydraHeads
+from mtp_bench.heads.eagle.draft import EagleDraft, unroll
+from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.heads.ranking import ranks_of
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.dynamic import dynamic_places

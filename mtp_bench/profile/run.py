@@ -17,7 +17,7 @@ from mtp_bench.decode.probe import probe_tree
 from mtp_bench.errors import CheckFailed, InputError
 from mtp_bench.files import sha256_json
 from mtp_bench.heads.base import HeadsInfo
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat, chat_format

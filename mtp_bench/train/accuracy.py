@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.train.features import PAST_END, Features
 
 TOP_KS = (1, 2, 3, 5, 10)

@@ -19,7 +19,7 @@ from torch.nn.utils import parametrize
 
 from mtp_bench.errors import InputError
 from mtp_bench.files import sha256_json
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.train.accuracy import HeadAccuracy, accuracy
 from mtp_bench.train.features import PAST_END, Features

@@ -15,11 +15,11 @@ import torch
 from mtp_bench import __version__
 from mtp_bench.decode.answers import Answer, answer_all, read_answers
 from mtp_bench.files import read_json, sha256_json, write_json
-from mtp_bench.heads.eagle import EagleDraft
-from mtp_bench.heads.eagle_checkpoint import WriteLayout, save_eagle
+from mtp_bench.heads.eagle.checkpoint import WriteLayout, save_eagle
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.kinds import AnyHeads
-from mtp_bench.heads.medusa import MedusaHeads
-from mtp_bench.heads.writers import save_version2, save_vllm
+from mtp_bench.heads.medusa.heads import MedusaHeads
+from mtp_bench.heads.medusa.writers import save_version2, save_vllm
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import chat_format
 from mtp_bench.progress import progress

@@ -18,7 +18,7 @@ from mtp_bench.decode.draft import Settled
 from mtp_bench.decode.eagle import StaticEagleDrafter
 from mtp_bench.decode.generate import Decoder, Request
 from mtp_bench.decode.prefill import prefill
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.record import record_trace
 from mtp_bench.topology import StaticTree, chain

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from mtp_bench.cli import app
 from mtp_bench.errors import InputError
-from mtp_bench.heads.eagle_checkpoint import save_eagle
-from mtp_bench.heads.writers import save_vllm
+from mtp_bench.heads.eagle.checkpoint import save_eagle
+from mtp_bench.heads.medusa.writers import save_vllm
 
 __all__ = ["one_thread"]
 
@@ -123,7 +123,10 @@ def test_runs_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path) 
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--dynamic-top-k", "a"], "no list of numbers"),
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--aux-layers", "0,1"], "2 layers are named"),
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--aux-layers", "0,1,9"], "layer 9 does not exist"),
-        (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--aux-layers", "0,1,2"], "read the last layer only"),
+        (
+            ["profile", "--model", "MODEL", "--heads", "MEDUSA", "--aux-layers", "0,1,2"],
+            "only an EAGLE-3 draft",
+        ),
         (["profile", "--model", "EAGLE"], "this is an EAGLE draft layer, not a base model"),
         (["train-heads", "--method", "eagle3", "--layout", "vllm"], "unknown value 'vllm'"),
     ],

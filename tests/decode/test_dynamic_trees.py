@@ -14,7 +14,7 @@ from tiny_models import TOP_K, plain_greedy, prompt_of, random_eagle, random_hea
 
 from mtp_bench.decode.dynamic import Pool, expand, select
 from mtp_bench.errors import InputError
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.profile.dynamic import true_path_places
 from mtp_bench.profile.record import record_trace
 from mtp_bench.topology import DynamicTree

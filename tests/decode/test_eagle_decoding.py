@@ -13,7 +13,7 @@ from mtp_bench.decode.eagle import EagleDrafter
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.teacher import forced_passes
 from mtp_bench.decode.tree import TreeTensors
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.record import record_trace
 from mtp_bench.topology import StaticTree

@@ -18,7 +18,7 @@ from tiny_models import prompt_of, tiny_base
 from mtp_bench.decode import step as step_module
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.eagle import EagleDrafter
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.alignment import layers_hint, shift_hint, top1_by_layers, top1_by_shift
 from mtp_bench.topology import chain

@@ -12,10 +12,10 @@ from tiny_models import SHAPES, TOP_K, plain_greedy, prompt_of, tiny_base
 
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts
-from mtp_bench.heads.checkpoint import load_heads
 from mtp_bench.heads.detect import detect
-from mtp_bench.heads.hydra import HydraHeads
+from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.inspection import describe, inspect_path
+from mtp_bench.heads.load import load_heads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.alignment import top1_by_shift
 from mtp_bench.profile.record import record_trace

@@ -7,8 +7,8 @@ from tiny_models import SHAPES, plain_greedy, random_tree
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.heads.base import BaseFacts
-from mtp_bench.heads.checkpoint import load_heads
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.load import load_heads
+from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.heads.shipped import default_heads_for, shipped_heads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import chat_format

@@ -15,12 +15,12 @@ from tiny_models import TOP_K, VOCAB, random_eagle, tiny_base
 
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts
-from mtp_bench.heads.checkpoint import load_heads
 from mtp_bench.heads.detect import detect
-from mtp_bench.heads.eagle import EagleDraft
-from mtp_bench.heads.eagle_checkpoint import save_eagle
-from mtp_bench.heads.eagle_layouts import aux_layers_of, make_eagle_plan, rope_parameters
+from mtp_bench.heads.eagle.checkpoint import save_eagle
+from mtp_bench.heads.eagle.draft import EagleDraft
+from mtp_bench.heads.eagle.layouts import aux_layers_of, make_eagle_plan, rope_parameters
 from mtp_bench.heads.inspection import describe, inspect_path
+from mtp_bench.heads.load import load_heads
 from mtp_bench.heads.tensors import Entry
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.record import record_trace

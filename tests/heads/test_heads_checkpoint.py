@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from mtp_bench.errors import InputError
-from mtp_bench.heads.checkpoint import load_heads
 from mtp_bench.heads.detect import detect, require_base_model
+from mtp_bench.heads.load import load_heads
 
 X = torch.randn(5, made.H, generator=torch.Generator().manual_seed(3))
 

@@ -8,7 +8,7 @@ import torch
 
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import Heads
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.medusa.heads import MedusaHeads
 
 MAP = torch.tensor([7, 2, 19, 11, 0])
 

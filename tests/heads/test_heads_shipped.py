@@ -10,7 +10,7 @@ import pytest
 from mtp_bench.cli.loading import load_base, load_heads
 from mtp_bench.decode.answers import stored_answers
 from mtp_bench.files import sha256_json
-from mtp_bench.heads.eagle import EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.inspection import inspect_path
 from mtp_bench.heads.shipped import default_heads_for, shipped_heads, shipped_names
 from mtp_bench.profile.record import record_trace

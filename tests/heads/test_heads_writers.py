@@ -11,8 +11,9 @@ import torch
 from safetensors import safe_open
 
 from mtp_bench.errors import InputError
-from mtp_bench.heads.checkpoint import load_heads, save_version2, save_vllm
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.load import load_heads
+from mtp_bench.heads.medusa.heads import MedusaHeads
+from mtp_bench.heads.medusa.writers import save_version2, save_vllm
 
 X = torch.randn(5, made.H, generator=torch.Generator().manual_seed(3))
 MAP = torch.tensor([3, 17, 0, 8])
@@ -110,7 +111,7 @@ def test_token_map_needs_the_vocabulary_size(tmp_path: Path) -> None:
 def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from safetensors import SafetensorError
 
-    from mtp_bench.heads import writers
+    from mtp_bench.heads import writing
 
     save_version2(fresh(), tmp_path, CONFIG)
     before = (tmp_path / "medusa_lm_head.safetensors").read_bytes()
@@ -119,7 +120,7 @@ def test_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Monke
         Path(path).write_bytes(b"half")
         raise SafetensorError("I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr(writers, "save_file", full)
+    monkeypatch.setattr(writing, "save_file", full)
     with pytest.raises(InputError, match="No space left"):
         save_version2(fresh(), tmp_path, CONFIG)
     assert (tmp_path / "medusa_lm_head.safetensors").read_bytes() == before

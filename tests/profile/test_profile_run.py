@@ -13,7 +13,7 @@ from tiny_models import ONEHOT, ToyTokenizer, onehot_base, onehot_heads, random_
 from mtp_bench.cost import CostTable
 from mtp_bench.decode.answers import Answer
 from mtp_bench.errors import CheckFailed, InputError
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile import run as run_module
 from mtp_bench.profile.alignment import shift_hint, top1_by_shift

@@ -12,9 +12,9 @@ from tiny_training import cycle_answers
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.heads.base import BaseFacts
-from mtp_bench.heads.checkpoint import load_heads
-from mtp_bench.heads.eagle import EagleDraft, unroll
-from mtp_bench.heads.eagle_checkpoint import save_eagle
+from mtp_bench.heads.eagle.checkpoint import save_eagle
+from mtp_bench.heads.eagle.draft import EagleDraft, unroll
+from mtp_bench.heads.load import load_heads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.record import record_trace
 from mtp_bench.train.eagle import EagleRecipe, default_aux_layers, eagle_accuracy, fresh_eagle, train_eagle

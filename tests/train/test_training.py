@@ -14,8 +14,8 @@ from tiny_training import cycle_answers
 from mtp_bench.decode.answers import Answer
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts
-from mtp_bench.heads.checkpoint import load_heads
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.load import load_heads
+from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.record import record_trace
 from mtp_bench.train.accuracy import accuracy

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from mtp_bench.errors import InputError
-from mtp_bench.heads.eagle import EagleConfig, Variant, parameter_shapes
+from mtp_bench.heads.eagle.draft import EagleConfig, Variant, parameter_shapes
 from mtp_bench.heads.tensors import Entry
 
 EagleLayout = Literal["eagle", "eagle3", "speculators-eagle", "speculators-eagle3"]

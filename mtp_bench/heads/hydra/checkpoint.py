@@ -12,7 +12,7 @@ import torch
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts, HeadsInfo
 from mtp_bench.heads.detect import Detection
-from mtp_bench.heads.hydra import HydraHeads
+from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.tensors import Entry, content_hash
 
 _BLOCK = re.compile(r"hydra_mlp\.(\d+)\.(\d+)\.(linear|res_connection)\.(weight|bias)")
@@ -126,8 +126,8 @@ def load_hydra(found: Detection, base: BaseFacts, dtype: torch.dtype, device: to
         [[pair(f"hydra_mlp.{i}.{j}.linear") for j in range(info.num_layers)] for i in range(info.num_heads)],
         [pair(f"hydra_mlp.{i}.0.res_connection") for i in range(info.num_heads)],
         [(tensors[f"hydra_lm_head.{i}.weight"], tensors.get(f"hydra_lm_head.{i}.bias")) for i in range(info.num_heads)],
+        meta=replace(info, hash=hashed),
     ).to(device)
-    heads.meta = replace(info, hash=hashed)
     if base.embedding_weight is not None:
         heads.attach(base.embedding_weight())
     return heads.eval().requires_grad_(False)

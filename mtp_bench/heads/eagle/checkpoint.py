@@ -13,10 +13,10 @@ from torch import Tensor
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts, HeadsInfo
 from mtp_bench.heads.detect import Detection
-from mtp_bench.heads.eagle import EagleDraft
-from mtp_bench.heads.eagle_layouts import EaglePlan, make_eagle_plan
+from mtp_bench.heads.eagle.draft import EagleDraft
+from mtp_bench.heads.eagle.layouts import EaglePlan, make_eagle_plan
 from mtp_bench.heads.tensors import content_hash
-from mtp_bench.heads.writers import write_checkpoint
+from mtp_bench.heads.writing import write_checkpoint
 
 
 def eagle_plan(found: Detection, base: BaseFacts | None = None, aux_layers: Sequence[int] | None = None) -> EaglePlan:
@@ -41,7 +41,7 @@ def load_eagle(
     dtype: torch.dtype,
     device: torch.device | str,
     aux_layers: Sequence[int] | None = None,
-) -> tuple[EagleDraft, HeadsInfo]:
+) -> EagleDraft:
     """The draft of a detected path, attached to its base model.
 
     Raises:
@@ -61,7 +61,7 @@ def load_eagle(
     draft = EagleDraft(config, weights, meta=info).to(device)
     if base.embedding_weight is not None and base.lm_head_weight is not None:
         draft.attach(base.embedding_weight(), base.lm_head_weight())
-    return draft.eval().requires_grad_(False), info
+    return draft.eval().requires_grad_(False)
 
 
 def eagle_info(found: Detection, plan: EaglePlan) -> HeadsInfo:

@@ -1,13 +1,9 @@
-"""Loading heads: what the file holds is checked against itself and against the base model, then taken as is.
-
-No tensor is ever made up: a head that is missing, surplus or of another size is an error, because wrong heads do not
-crash, they only never get a token accepted.
-"""
+"""Loading Medusa heads: what the file holds is checked against itself and against the base model, then taken as is."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,65 +13,30 @@ from torch import Tensor
 
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import BaseFacts, HeadsInfo
-from mtp_bench.heads.detect import KIND_NAMES, Detection, detect
-from mtp_bench.heads.eagle_checkpoint import load_eagle
-from mtp_bench.heads.hydra_checkpoint import load_hydra
-from mtp_bench.heads.kinds import LoadedHeads
-from mtp_bench.heads.layouts import Plan, Slot, head_names, make_plan
-from mtp_bench.heads.medusa import MedusaHeads
+from mtp_bench.heads.detect import KIND_NAMES, Detection, base_model_of, own_facts
+from mtp_bench.heads.medusa.heads import MedusaHeads
+from mtp_bench.heads.medusa.layouts import Plan, Slot, head_names, make_plan
 from mtp_bench.heads.tensors import Entry
-from mtp_bench.heads.writers import FORMAT_MAJOR, save_version2, save_vllm
-from mtp_bench.models.aliases import hub_id
-
-__all__ = ["load_heads", "plan_of", "save_version2", "save_vllm"]
 
 
-def load_heads(
-    path: Path,
-    *,
-    base: BaseFacts,
-    dtype: torch.dtype = torch.float32,
-    device: torch.device | str = "cpu",
-    aux_layers: Sequence[int] | None = None,
-) -> LoadedHeads:
-    """Load heads from a folder (or one weight file) for a base model, attached to what they borrow from it.
-
-    Args:
-        aux_layers: which hidden states an EAGLE-3 draft reads, whatever its config says.
+def load_medusa(found: Detection, base: BaseFacts, dtype: torch.dtype, device: torch.device | str) -> MedusaHeads:
+    """The heads of a detected path, attached to the base model's LM head if they use it.
 
     Raises:
-        InputError: not heads; damaged, refused, incomplete or surplus tensors; sizes that do not fit the base model.
+        InputError: no Medusa heads; tensors missing, surplus or of the wrong size; or made for another base model.
     """
-    path = Path(path)
-    found = detect(path)
-    if found.kind == "eagle_heads":
-        _check_format(found.config, found.path)
-        draft, info = load_eagle(found, base, dtype, device, aux_layers)
-        warnings = (*info.warnings, *_base_warnings(found, base))
-        info = draft.meta = replace(info, warnings=warnings)
-        return LoadedHeads(draft, info, warnings)
-    if found.kind == "hydra_heads":
-        hydra = load_hydra(found, base, dtype, device)
-        assert hydra.meta is not None
-        warnings = (*hydra.meta.warnings, *_base_warnings(found, base))
-        info = hydra.meta = replace(hydra.meta, warnings=warnings)
-        return LoadedHeads(hydra, info, warnings)
-    if aux_layers:
-        raise InputError("Medusa heads read the last layer only", where="--aux-layers", fix="leave it out")
     plan = plan_of(found)
-    _check_fit(plan, base, path)
+    _check_fit(plan, base, found.path)
     tensors = {slot: entry.load() for slot, entry in plan.slots.items()}
     token_map = tensors.get(Slot("token_map"))
     if token_map is not None:
-        _check_token_map(token_map, base.vocab_size, path)
-    warnings = (*plan.warnings, *_base_warnings(found, base))
-    info = replace(heads_info(found, plan), hash=content_hash(plan, tensors), warnings=warnings)
+        _check_token_map(token_map, base.vocab_size, found.path)
+    info = replace(heads_info(found, plan), hash=content_hash(plan, tensors), warnings=plan.warnings)
     heads = _assemble(plan, tensors, info, dtype).to(device)
     if heads.lm_head == "base":
         heads.attach(base.lm_head_weight() if base.lm_head_weight else None)
-        info = replace(info, draft_vocab_size=heads.draft_vocab_size)
-        heads.meta = info
-    return LoadedHeads(heads.eval().requires_grad_(False), info, warnings)
+        heads.meta = replace(info, draft_vocab_size=heads.draft_vocab_size)
+    return heads.eval().requires_grad_(False)
 
 
 def plan_of(found: Detection) -> Plan:
@@ -86,10 +47,9 @@ def plan_of(found: Detection) -> Plan:
     """
     if found.layout is None or found.weights is None:
         raise _refusal(found)
-    _check_format(found.config, found.path)
     names = head_names(found.weights.file_of, found.layout)
     plan = make_plan(found.weights.open(names), found.layout, found.config)
-    if found.layout == "vllm" and plan.lm_head == "base" and _facts(found.config).get("lm_head") != "base":
+    if found.layout == "vllm" and plan.lm_head == "base" and own_facts(found.config).get("lm_head") != "base":
         raise InputError(
             "missing tensors: lm_heads.0.weight (the vLLM layout stores the LM matrix)", where=str(found.path)
         )
@@ -116,16 +76,8 @@ def heads_info(found: Detection, plan: Plan) -> HeadsInfo:
         bytes=sum(sizes),
         base_model=base_model_of(found),
         warnings=plan.warnings,
-        facts=_facts(found.config),
+        facts=own_facts(found.config),
     )
-
-
-def base_model_of(found: Detection) -> str | None:
-    """The base model that heads say they were trained for; a whole model's heads belong to the folder's own weights."""
-    if found.kind == "medusa_whole_model":
-        return str(found.path)
-    name = found.config.get("base_model_name_or_path")
-    return name if isinstance(name, str) and name else None
 
 
 def content_hash(plan: Plan, tensors: Mapping[Slot, Tensor]) -> str:
@@ -150,21 +102,6 @@ def _refusal(found: Detection) -> InputError:
         where=str(found.path),
         fix="give a folder with medusa_lm_head.pt, medusa_lm_head.safetensors or model.safetensors",
     )
-
-
-def _check_format(config: Mapping[str, Any], path: Path) -> None:
-    version = str(_facts(config).get("schema_version", f"{FORMAT_MAJOR}.0"))
-    if version.split(".")[0] != str(FORMAT_MAJOR):
-        raise InputError(
-            f"written in heads format {version}; this program reads {FORMAT_MAJOR}.x",
-            where=f"{path}/config.json:/mtp_bench/schema_version",
-            fix="install a newer mtp-bench",
-        )
-
-
-def _facts(config: Mapping[str, Any]) -> dict[str, Any]:
-    facts = config.get("mtp_bench")
-    return dict(facts) if isinstance(facts, dict) else {}
 
 
 def _check_fit(plan: Plan, base: BaseFacts, path: Path) -> None:
@@ -228,23 +165,6 @@ def _assemble(plan: Plan, tensors: Mapping[Slot, Tensor], info: HeadsInfo, dtype
         token_map=token_map,
         meta=info,
     )
-
-
-def _base_warnings(found: Detection, base: BaseFacts) -> Iterable[str]:
-    recorded = _facts(found.config).get("base_model_hash")
-    if recorded and base.weights_hash:
-        if recorded != base.weights_hash:
-            yield f"W-BASE: heads were trained on base weights {recorded}, {base.name} has {base.weights_hash}"
-        return
-    trained_for = base_model_of(found)
-    names = {_short(hub_id(name) or name) for name in (base.name, *base.aliases)}
-    if trained_for is not None and _short(hub_id(trained_for) or trained_for) not in names:
-        yield f"W-BASE: heads were trained for {trained_for}, the base model is {base.name}"
-
-
-def _short(name: str) -> str:
-    """The part of a hub id or folder that names the model; who hosts a copy does not matter."""
-    return name.rstrip("/").replace("\\", "/").rsplit("/", 1)[-1].lower()
 
 
 def _is_float(entry: Entry) -> bool:

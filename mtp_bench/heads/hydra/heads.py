@@ -32,7 +32,7 @@ class HydraHeads(nn.Module):
         residual: Sequence[tuple[Tensor, Tensor]],
         lm_heads: Sequence[tuple[Tensor, Tensor | None]],
         *,
-        meta: HeadsInfo | None = None,
+        meta: HeadsInfo,
     ) -> None:
         super().__init__()
         self.num_heads = len(blocks)

@@ -12,16 +12,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from mtp_bench.errors import InputError
-from mtp_bench.files import atomic_path, write_json
-from mtp_bench.heads.medusa import MedusaHeads
-
-FORMAT_MAJOR = 1
-_SCHEMA_VERSION = f"{FORMAT_MAJOR}.0"
+from mtp_bench.heads.medusa.heads import MedusaHeads
+from mtp_bench.heads.writing import write_checkpoint
 
 
 def save_version2(heads: MedusaHeads, path: Path, config: Mapping[str, Any]) -> None:
@@ -110,28 +105,3 @@ def _vllm_config(heads: MedusaHeads, config: Mapping[str, Any], omit: bool) -> d
         "medusa_fc_bias": heads.block_bias is not None,
         "original_lm_head": heads.lm_head != "own",
     }
-
-
-def write_checkpoint(
-    folder: Path,
-    name: str,
-    tensors: Mapping[str, Tensor],
-    own: Mapping[str, Any],
-    config: Mapping[str, Any],
-    extra: Mapping[str, Any] | None = None,
-) -> None:
-    """Write tensors and ``config.json``: what the caller says (``config``), the layout's ``own`` keys over it, and this
-    project's facts under ``mtp_bench``, each file atomically.
-
-    Raises:
-        OSError: the disk is full.
-    """
-    facts = config.get("mtp_bench", {})
-    document = {**config, **own, "mtp_bench": {"schema_version": _SCHEMA_VERSION, **facts, **(extra or {})}}
-    plain = {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()}
-    with atomic_path(folder / name) as temporary:
-        try:
-            save_file(plain, temporary, metadata={"format": "pt"})
-        except SafetensorError as error:  # how safetensors reports a full disk
-            raise OSError(str(error)) from error
-    write_json(folder / "config.json", document)

@@ -1,0 +1,1 @@
+"""Hydra's grounded heads: the module and loading."""

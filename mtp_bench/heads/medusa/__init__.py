@@ -1,0 +1,1 @@
+"""Medusa heads: the module, its checkpoint layouts, loading and writing."""

@@ -1,7 +1,7 @@
 """Training of EAGLE draft layers on the base model's own answers, the base model frozen.
 
-Every step drafts several tokens ahead from every position at once (``heads.eagle.draft.unroll``, the training-time test of
-EAGLE-3), so that the layer learns to go on from its own output. Loss: sum over passes j of decay^j times the cross
+Every step drafts several tokens ahead from every position at once (``heads.eagle.draft.unroll``, the training-time test
+of EAGLE-3), so that the layer learns to go on from its own output. Loss: sum over passes j of decay^j times the cross
 entropy of the draft's distribution against the base model's over the draft vocabulary, at answer positions whose true
 token is in it. ``eagle`` (EAGLE-1) adds its feature loss: smooth L1 between output and the base model's next feature,
 per channel in units of that channel's size.

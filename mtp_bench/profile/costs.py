@@ -23,7 +23,7 @@ from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.environment import device_name
 from mtp_bench.profile.timings import Timings
-from mtp_bench.topology import DynamicTree, StaticTree, Topology
+from mtp_bench.topology import DynamicTree, StaticTree, Topology, chain
 from mtp_bench.topology.shapes import typical_tree
 
 # Both sides of where kernels usually change their tiling.
@@ -215,7 +215,9 @@ def _verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int,
 
 def _draft_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions) -> Iterable[_Cell]:
     for depth in range(1, heads.max_depth + 1 if heads is not None else 1):
-        trees: list[Topology] = [typical_tree(4 * depth, depth=depth, top_k=options.draft_top_k)]
+        # The typical tree of so few nodes may not be so deep: the chain makes it.
+        paths = {*typical_tree(4 * depth, depth=depth, top_k=options.draft_top_k).paths, *chain(depth).paths}
+        trees: list[Topology] = [StaticTree.from_paths(sorted(paths))]
         trees += [DynamicTree(depth, top_k, top_k) for top_k in options.dynamic_top_ks]
         for tree in trees:
             yield _draft_cell(base, heads, tree, min(options.contexts), options)

@@ -7,15 +7,16 @@ from tiny_models import SHAPES, plain_greedy, random_tree
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.heads.base import BaseFacts
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.load import load_heads
 from mtp_bench.heads.medusa.heads import MedusaHeads
-from mtp_bench.heads.shipped import default_heads_for, shipped_heads
+from mtp_bench.heads.shipped import default_heads_for, shipped_heads, shipped_names
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import chat_format
 from mtp_bench.models.load import LoadOptions, load_base_model
 from mtp_bench.profile.live import decode_answers
 from mtp_bench.profile.record import record_trace
-from mtp_bench.topology import StaticTree
+from mtp_bench.topology import DynamicTree, StaticTree
 from mtp_bench.trace import replay
 
 ALIAS = "smollm2-135m"
@@ -65,3 +66,25 @@ def test_replayed_steps_equal_live_steps(base: BaseModel, heads: MedusaHeads, an
         assert [g.steps for g in live] == replay(trace, tree).steps[chosen].tolist()
         accepted += sum(sum(g.accepted) for g in live)
     assert accepted > 0
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_names() if "eagle" in name])
+def test_eagle_drafts_on_the_reference_model(base: BaseModel, answers: list[Answer], name: str) -> None:
+    """Static and dynamic trees: lossless, and as many live steps as replayed ones."""
+    facts = BaseFacts(
+        base.hidden_size, base.vocab_size, ALIAS, lambda: base.lm_head_weight, lambda: base.embedding_weight,
+        num_layers=base.num_layers,
+    )  # fmt: skip
+    folder = shipped_heads(name)
+    assert folder is not None
+    draft = load_heads(folder, base=facts, dtype=base.dtype, device=base.device).heads
+    assert isinstance(draft, EagleDraft)
+    draft.max_depth = 4
+    trace = record_trace(base, draft, answers, dynamic_top_ks=(4,))
+    accepted = 0
+    for tree in (SHAPES["random-63"], SHAPES["chain"], DynamicTree(3, 4, 12), DynamicTree(4, 4, 40)):
+        live = decode_answers(base, draft, tree, answers, batch=2)
+        assert [g.tokens for g in live] == [a.tokens for a in answers]
+        assert [g.steps for g in live] == replay(trace, tree).steps.tolist()
+        accepted += sum(sum(g.accepted) for g in live)
+    assert accepted > 10

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_models import random_heads, tiny_base
+from tiny_models import random_eagle, random_heads, tiny_base
 
 from mtp_bench.cost import CostPoint, CostTable, write_points
 from mtp_bench.profile import costs
@@ -215,3 +215,13 @@ def test_a_killed_sweep_goes_on_where_it_stopped(clock: FakeClock, tmp_path: Pat
     assert Timings.resume(path, "another sweep").rounds == 0
     kept.discard()
     assert not path.exists()
+
+
+def test_every_depth_of_a_deep_draft_is_measured_once() -> None:
+    base = tiny_base()
+    draft = random_eagle(base)
+    draft.max_depth = 7
+    points = sweep_costs(base, draft, SweepOptions(rows=(1,), contexts=(16,), rounds=3, dynamic_top_ks=(2,)))
+    drafts = [(p.component, p.rows, p.depth) for p in points if p.component != "verify"]
+    assert sorted(drafts) == [("draft", 0, d) for d in range(1, 8)] + [("draft_dynamic", 2, d) for d in range(1, 8)]
+    CostTable(tuple(points))

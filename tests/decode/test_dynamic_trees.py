@@ -187,7 +187,7 @@ def test_what_was_not_recorded_is_refused(tmp_path) -> None:
 
 def test_heads_that_cannot_draft_it_are_refused() -> None:
     base = tiny_base()
-    with pytest.raises(InputError, match="Medusa heads cannot draft"):
+    with pytest.raises(InputError, match="Medusa and Hydra heads cannot draft"):
         decode(base, random_heads(base), TREES[0])
     with pytest.raises(InputError, match="21 ranks are needed, the draft vocabulary has 20 tokens"):
         decode(base, random_eagle(base), DynamicTree(2, 21, 5))

@@ -44,3 +44,15 @@ def progress(label: str, total: int, unit: str = "it") -> Iterator[Callable[[int
             bar.update(task, advance=amount, rate=f"{speed:.1f} {unit}/s" if speed else "")
 
         yield advance
+
+
+def running_totals(advance: Callable[[int], None]) -> Callable[[int, int], None]:
+    """A callback for work that reports (done so far, planned), turned into steps of a bar."""
+    before = 0
+
+    def on_progress(done: int, planned: int) -> None:
+        nonlocal before
+        advance(done - before)
+        before = done
+
+    return on_progress

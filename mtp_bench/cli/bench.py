@@ -66,7 +66,7 @@ def bench_run(
     from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.run import load_answers
-    from mtp_bench.progress import progress
+    from mtp_bench.progress import progress, running_totals
     from mtp_bench.trace import RankTrace
 
     trace = RankTrace.load(run.trace)
@@ -76,16 +76,11 @@ def bench_run(
     cost = CostTable.from_csv(run.cost) if run.cost.exists() else None
     predictor = Predictor(trace.select(chosen), cost, context)
     arms = 1 + hf + len(trees)
-    before = 0
     with progress("bench", arms * len(answers) * repeats, "answers") as advance:
-
-        def on_progress(done: int, planned: int) -> None:
-            nonlocal before
-            advance(done - before)
-            before = done
-
         contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
-        rows = run_bench(base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=on_progress)
+        rows = run_bench(
+            base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=running_totals(advance)
+        )
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,

@@ -36,7 +36,7 @@ def compare(
     from mtp_bench.profile.compare import check_comparable, compare_document
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.run import load_answers
-    from mtp_bench.progress import progress
+    from mtp_bench.progress import progress, running_totals
     from mtp_bench.report.compare import write_comparison
 
     entrants = [_entrant(name) for name in runs]
@@ -51,17 +51,10 @@ def compare(
     answers = [load_answers(first.run, first.trace)[index] for index in chosen]
     context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
     arms = 1 + hf + lookup + len(contenders)
-    before = 0
     with progress("compare", arms * len(answers) * repeats, "answers") as advance:
-
-        def on_progress(done: int, planned: int) -> None:
-            nonlocal before
-            advance(done - before)
-            before = done
-
         rows = run_bench(
             base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, seed=seed,
-            on_progress=on_progress,
+            on_progress=running_totals(advance),
         )  # fmt: skip
     document = compare_document(rows, entrants, chosen, context, exact=base.dtype == torch.float32, seed=seed)
     document |= {

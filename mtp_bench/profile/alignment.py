@@ -12,7 +12,8 @@ import torch
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.teacher import forced_passes, root_rows
-from mtp_bench.heads.eagle.draft import EagleDraft, unroll
+from mtp_bench.heads.eagle.draft import EagleDraft
+from mtp_bench.heads.eagle.unroll import unroll
 from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel

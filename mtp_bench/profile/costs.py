@@ -241,8 +241,9 @@ def _draft_cell(base: BaseModel, heads: AnyHeads | None, tree: Topology, context
         return None
 
     def finite() -> bool:
-        # Drafts are token ids; whether the base model's logits are finite is what the verify cells tell.
-        return True
+        # Drafts are token ids, which hide a NaN; weights that hold one are what makes it.
+        assert isinstance(heads, torch.nn.Module)
+        return all(bool(torch.isfinite(parameter).all()) for parameter in heads.parameters())
 
     kind = {"component": DRAFT}
     if isinstance(tree, DynamicTree):

@@ -27,7 +27,7 @@ from mtp_bench.profile.environment import environment, model_facts, timestamp
 from mtp_bench.profile.live import LiveCheck, check_live
 from mtp_bench.profile.record import record_trace
 from mtp_bench.profile.timings import Timings
-from mtp_bench.progress import progress, say, warn
+from mtp_bench.progress import progress, running_totals, say, warn
 from mtp_bench.prompts.prompt import PromptSet
 from mtp_bench.runs import RunFolder
 from mtp_bench.topology.shapes import typical_tree
@@ -246,15 +246,8 @@ def measure_with_progress(
     """``sweep_costs`` with a progress bar; warns about cells that could not be measured."""
     drafts = 0 if heads is None else heads.max_depth * (1 + len(sweep.dynamic_top_ks))
     cells = len(sweep.rows) * len(sweep.contexts) + drafts
-    before = 0
     with progress("costs", cells * sweep.rounds, "timings") as advance:
-
-        def on_progress(done: int, planned: int) -> None:
-            nonlocal before
-            advance(done - before)
-            before = done
-
-        points = sweep_costs(base, heads, sweep, timings=timings, on_progress=on_progress)
+        points = sweep_costs(base, heads, sweep, timings=timings, on_progress=running_totals(advance))
     for point in points:
         if point.status != "ok":
             warn(f"cost of {point.rows} rows at context {point.context}: {point.status}")

@@ -1,6 +1,6 @@
 """Training of EAGLE draft layers on the base model's own answers, the base model frozen.
 
-Every step drafts several tokens ahead from every position at once (``heads.eagle.draft.unroll``, the training-time test
+Every step drafts several tokens ahead from every position at once (``heads.eagle.unroll``, the training-time test
 of EAGLE-3), so that the layer learns to go on from its own output. Loss: sum over passes j of decay^j times the cross
 entropy of the draft's distribution against the base model's over the draft vocabulary, at answer positions whose true
 token is in it. ``eagle`` (EAGLE-1) adds its feature loss: smooth L1 between output and the base model's next feature,
@@ -20,7 +20,8 @@ from torch import Tensor
 
 from mtp_bench.errors import InputError
 from mtp_bench.files import sha256_json
-from mtp_bench.heads.eagle.draft import EagleConfig, EagleDraft, Variant, parameter_shapes, unroll
+from mtp_bench.heads.eagle.draft import EagleConfig, EagleDraft, Variant, parameter_shapes
+from mtp_bench.heads.eagle.unroll import unroll
 from mtp_bench.heads.ranking import ranks_of
 from mtp_bench.models.base import BaseModel
 from mtp_bench.train.accuracy import TOP_KS, HeadAccuracy

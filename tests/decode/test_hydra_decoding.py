@@ -90,7 +90,10 @@ def test_lossless_and_replay_equals_live(heads: tuple[BaseModel, HydraHeads]) ->
         live = decode(base, hydra, tree)
         assert [g.tokens for g in live] == expected, name
         assert [g.steps for g in live] == replay(trace, tree).steps.tolist(), name
-    assert set(top1_by_shift(base, hydra, answers_of(decode(base, None, NO_TREE)))) == {-1, 0, 1}
+    starts = trace.tokens_left > 1
+    assert top1_by_shift(base, hydra, answers_of(decode(base, None, NO_TREE)))[0] == pytest.approx(
+        (trace.ranks[starts, 0] == 0).mean()
+    )
 
 
 def test_batches_decode_as_single_requests_do(heads: tuple[BaseModel, HydraHeads]) -> None:

@@ -225,3 +225,12 @@ def test_every_depth_of_a_deep_draft_is_measured_once() -> None:
     drafts = [(p.component, p.rows, p.depth) for p in points if p.component != "verify"]
     assert sorted(drafts) == [("draft", 0, d) for d in range(1, 8)] + [("draft_dynamic", 2, d) for d in range(1, 8)]
     CostTable(tuple(points))
+
+
+def test_drafts_of_heads_with_a_nan_are_marked() -> None:
+    base = tiny_base()
+    for heads in (random_heads(base), random_eagle(base)):
+        next(heads.parameters()).data.view(-1)[0] = float("nan")
+        points = sweep_costs(base, heads, SweepOptions(rows=(1,), contexts=(16,), rounds=3))
+        assert {p.status for p in points if p.component == "draft"} == {"nan"}
+        assert {p.status for p in points if p.component == "verify"} <= {"ok", "unstable"}

@@ -13,7 +13,8 @@ from tiny_training import cycle_answers
 from mtp_bench.decode.answers import Answer
 from mtp_bench.heads.base import BaseFacts
 from mtp_bench.heads.eagle.checkpoint import save_eagle
-from mtp_bench.heads.eagle.draft import EagleDraft, unroll
+from mtp_bench.heads.eagle.draft import EagleDraft
+from mtp_bench.heads.eagle.unroll import unroll
 from mtp_bench.heads.load import load_heads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.record import record_trace

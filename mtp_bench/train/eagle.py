@@ -26,7 +26,7 @@ from mtp_bench.heads.ranking import ranks_of
 from mtp_bench.models.base import BaseModel
 from mtp_bench.train.accuracy import TOP_KS, HeadAccuracy
 from mtp_bench.train.log import TrainingLog
-from mtp_bench.train.schedule import learning_rate, resume, save_checkpoint
+from mtp_bench.train.schedule import make_optimizers, rate_share, resume, save_checkpoint, train_step
 from mtp_bench.train.texts import TextBatch, Texts, shuffled, text_groups
 
 
@@ -40,7 +40,8 @@ class EagleRecipe:
             through the base model's LM head.
         unroll: passes per training step.
         intermediate_size: of the MLP; 0 = the base model's.
-        learning_rate: peak, after a linear warm-up and before a cosine decay to a tenth.
+        learning_rate: peak of AdamW, after a linear warm-up and before a cosine decay to a tenth; muon_rate: the
+            same of Muon, which trains the matrices (0 = AdamW for all).
         decay: weight of pass j is ``decay ** j``.
         batch: positions per step, prompts included.
         feature_weight: of EAGLE-1's feature loss; noise: half-width of the uniform noise added to its input features,
@@ -52,6 +53,7 @@ class EagleRecipe:
     unroll: int = 4
     intermediate_size: int = 0
     learning_rate: float = 1e-3
+    muon_rate: float = 0.02
     decay: float = 0.8
     epochs: float = 3.0
     batch: int = 2048
@@ -178,34 +180,31 @@ def train_eagle(
     draft = fresh_eagle(base, recipe, train)
     groups = text_groups(train, recipe.batch)
     steps = max(1, math.ceil(len(groups) * recipe.epochs))
-    optimizer = torch.optim.AdamW(
-        draft.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
-    )
+    inner = [weight for weight in (*draft.layer.parameters(), *draft.fc.parameters()) if weight.dim() == 2]
+    rates = {"rate": recipe.learning_rate, "muon_rate": recipe.muon_rate, "weight_decay": recipe.weight_decay}
+    optimizers = make_optimizers(draft, inner, **rates)
     key = sha256_json([asdict(recipe), len(train), len(train.following), len(held_out), base.sha256])
-    first = resume(checkpoint, key, draft, optimizer)
+    first = resume(checkpoint, key, draft, optimizers)
     log.start(first)
     positions = train.answer_positions / len(groups)
     sizes = _channel_sizes(train.hidden).to(base.device)
     every = max(1, steps // max(1, evaluations))
     for step, group in enumerate(shuffled(groups, recipe.seed, first, steps), start=first):
-        rate = learning_rate(recipe.learning_rate, step, steps, recipe.warmup_share)
-        for parameters in optimizer.param_groups:
-            parameters["lr"] = rate
+        share = rate_share(step, steps, recipe.warmup_share)
         losses = _losses(base, draft, train.batch(group), recipe, sizes, step)
         total = torch.stack([recipe.decay**j * loss for j, loss in enumerate(losses)]).sum()
         if not math.isfinite(float(total.detach())):
             raise InputError(f"the loss became {float(total)}", where=f"training step {step}", fix="lower the rate")
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(draft.parameters(), 1.0)
-        optimizer.step()
+        train_step(total, draft, optimizers, share)
         seen = round((step + 1) * positions)
-        log.loss(step, seen, float(total.detach()), [float(loss.detach()) for loss in losses], rate)
+        log.loss(
+            step, seen, float(total.detach()), [float(loss.detach()) for loss in losses], share * recipe.learning_rate
+        )
         if on_step is not None:
             on_step(step + 1, steps, float(total.detach()))
         if (step + 1) % every == 0 or step + 1 == steps:
             log.held_out(seen, eagle_accuracy(draft, held_out, recipe.unroll))
-            save_checkpoint(checkpoint, key, step + 1, draft, optimizer)
+            save_checkpoint(checkpoint, key, step + 1, draft, optimizers)
             log.flush()
     return TrainedDraft(draft, eagle_accuracy(draft, held_out, recipe.unroll), steps)
 

@@ -24,7 +24,7 @@ from mtp_bench.models.base import BaseModel
 from mtp_bench.train.accuracy import HeadAccuracy, accuracy
 from mtp_bench.train.features import PAST_END, Features
 from mtp_bench.train.log import TrainingLog
-from mtp_bench.train.schedule import learning_rate, resume, save_checkpoint
+from mtp_bench.train.schedule import make_optimizers, rate_share, resume, save_checkpoint, train_step
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,8 @@ class MedusaRecipe:
         num_heads, num_layers: heads, and residual blocks per head.
         lm_head: ``base`` (borrowed, frozen), ``shared`` (one trained for all heads) or ``own`` (one each).
         draft_vocab: tokens the heads choose from, the most frequent in the training text; 0 = the whole vocabulary.
-        learning_rate: peak, after a linear warm-up and before a cosine decay to a tenth.
+        learning_rate: peak of AdamW, after a linear warm-up and before a cosine decay to a tenth; muon_rate: the
+            same of Muon, which trains the blocks' matrices (0 = AdamW for all).
         decay: weight of head k in the loss is ``decay ** k``.
         batch: positions per step.
         teacher_share: share of the base model's distribution in the targets, 0 = the true tokens only.
@@ -48,6 +49,7 @@ class MedusaRecipe:
     lm_head: str = "base"
     draft_vocab: int = 0
     learning_rate: float = 1e-3
+    muon_rate: float = 0.02
     decay: float = 0.8
     epochs: float = 2.0
     batch: int = 2048
@@ -114,26 +116,27 @@ def train_medusa(
     if recipe.scale_inputs:
         scale_inputs(heads, train.states)
     steps = max(1, math.ceil(len(train) * recipe.epochs / recipe.batch))
-    optimizer = torch.optim.AdamW(
-        heads.parameters(), lr=recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
-    )
+    inner = [weight for name, weight in heads.named_parameters() if "block_weight" in name]
+    rates = {"rate": recipe.learning_rate, "muon_rate": recipe.muon_rate, "weight_decay": recipe.weight_decay}
+    optimizers = make_optimizers(heads, inner, **rates)
     key = sha256_json([asdict(recipe), len(train), len(held_out), base.sha256])
-    first = resume(checkpoint, key, heads, optimizer)
+    first = resume(checkpoint, key, heads, optimizers)
     log.start(first)
     every = max(1, steps // max(1, evaluations))
     for step in range(first, steps):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(recipe.learning_rate, step, steps, recipe.warmup_share)
+        share = rate_share(step, steps, recipe.warmup_share)
         rows = _batch_rows(len(train), step, recipe)
-        loss, per_head = _train_step(heads, optimizer, train, rows, teacher_rows, recipe)
+        total, per_head = _losses(heads, train, rows, teacher_rows, recipe)
+        loss = float(total.detach())
         if not math.isfinite(loss):
             raise InputError(f"the loss became {loss}", where=f"training step {step}", fix="lower --learning-rate")
-        log.loss(step, (step + 1) * recipe.batch, loss, per_head, optimizer.param_groups[0]["lr"])
+        train_step(total, heads, optimizers, share)
+        log.loss(step, (step + 1) * recipe.batch, loss, per_head, share * recipe.learning_rate)
         if on_step is not None:
             on_step(step + 1, steps, loss)
         if (step + 1) % every == 0 or step + 1 == steps:
             log.held_out((step + 1) * recipe.batch, accuracy(heads, held_out))
-            save_checkpoint(checkpoint, key, step + 1, heads, optimizer)
+            save_checkpoint(checkpoint, key, step + 1, heads, optimizers)
             log.flush()
     if recipe.scale_inputs:
         for name in _scaled_parameters(heads):
@@ -172,14 +175,10 @@ def _scaled_parameters(heads: MedusaHeads) -> list[str]:
     return ["block_weight"] if heads.lm_head == "base" else ["block_weight", "lm_weight"]
 
 
-def _train_step(
-    heads: MedusaHeads,
-    optimizer: torch.optim.Optimizer,
-    train: Features,
-    rows: torch.Tensor,
-    teacher_rows: torch.Tensor,
-    recipe: MedusaRecipe,
-) -> tuple[float, list[float]]:
+def _losses(
+    heads: MedusaHeads, train: Features, rows: torch.Tensor, teacher_rows: torch.Tensor, recipe: MedusaRecipe
+) -> tuple[torch.Tensor, list[float]]:
+    """The weighted sum, and the loss of each head."""
     batch, device = train.take(rows), heads.block_weight.device
     tokens = batch.targets.to(device)
     targets = torch.where(tokens == PAST_END, PAST_END, heads.draft_ids(tokens.clamp(min=0)))
@@ -201,11 +200,7 @@ def _train_step(
         loss = F.cross_entropy(logits, wanted)
         losses.append(float(loss.detach()))
         total = total + recipe.decay**head * loss
-    optimizer.zero_grad(set_to_none=True)
-    total.backward()  # type: ignore[no-untyped-call]
-    torch.nn.utils.clip_grad_norm_(heads.parameters(), 1.0)
-    optimizer.step()
-    return float(total.detach()), losses
+    return total, losses
 
 
 def mix_targets(teacher_logits: torch.Tensor, tokens: torch.Tensor, share: float) -> torch.Tensor:

@@ -7,6 +7,7 @@ nothing but the missing speed tells. Comparing the first head's best token with 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
@@ -22,7 +23,20 @@ SHIFTS = (-1, 0, 1)
 SAMPLE = 8
 # A neighbour must be named this often, and this many times as often as the right token.
 CLEAR_RATE, CLEAR_RATIO = 0.2, 4.0
-CLEAR_LAYER_RATIO = 1.15
+# Other features must serve this much better than those that are read.
+CLEAR_FEATURE_RATIO = 1.15
+
+
+def alignment_hint(base: BaseModel, heads: AnyHeads, answers: Sequence[Answer]) -> str | None:
+    """What to tell the user about heads that would do far better one position or one layer off, else None."""
+    hint = shift_hint(top1_by_shift(base, heads, answers))
+    if hint is None and isinstance(heads, EagleDraft):
+        hint = offset_hint(top1_by_offset(base, heads, answers))
+        if hint is None and heads.aux_layers:
+            hint = layers_hint(top1_by_layers(base, heads, answers), heads.aux_layers)
+        if hint is None and heads.norm is not None:
+            hint = feedback_hint(top1_by_feedback(base, heads, answers), heads.config.norm_output)
+    return hint
 
 
 @torch.inference_mode()
@@ -31,7 +45,7 @@ def top1_by_shift(base: BaseModel, heads: AnyHeads, answers: Sequence[Answer]) -
     sample = [answer for answer in answers if len(answer.tokens) > 2][:SAMPLE]
     hits, count = dict.fromkeys(SHIFTS, 0), 0
     aux_layers = heads.aux_layers if isinstance(heads, EagleDraft) else ()
-    for index, named in _first_tokens(base, heads, sample, aux_layers):
+    for index, named in _drafted(base, heads, sample, aux_layers):
         text = torch.tensor(sample[index].tokens, device=base.device)
         # Row t is a step whose root is token t; the first drafted token should be token t + 1.
         starts = len(text) - 2
@@ -44,28 +58,64 @@ def top1_by_shift(base: BaseModel, heads: AnyHeads, answers: Sequence[Answer]) -
 @torch.inference_mode()
 def top1_by_layers(base: BaseModel, draft: EagleDraft, answers: Sequence[Answer]) -> dict[tuple[int, ...], float]:
     """Share of positions at which the first drafted token is right, for the layers read, one below and one above."""
-    sample = [answer for answer in answers if len(answer.tokens) > 2][:SAMPLE]
-    shares = {}
-    for shift in SHIFTS:
-        layers = tuple(layer + shift for layer in draft.aux_layers)
-        if not all(0 <= layer < base.num_layers for layer in layers):
-            continue
-        hits = count = 0
-        for index, named in _first_tokens(base, draft, sample, layers):
-            text = torch.tensor(sample[index].tokens, device=base.device)
-            hits += int((named[:-1] == text[1:]).sum())
-            count += len(text) - 1
-        shares[layers] = hits / max(count, 1)
+    neighbours = [tuple(layer + shift for layer in draft.aux_layers) for shift in SHIFTS]
+    inside = [layers for layers in neighbours if all(0 <= layer < base.num_layers for layer in layers)]
+    return {layers: _top1(base, draft, answers, layers) for layers in inside}
+
+
+@torch.inference_mode()
+def top1_by_offset(base: BaseModel, draft: EagleDraft, answers: Sequence[Answer]) -> dict[int, float]:
+    """The same where every slot reads the base model's feature of ``offset`` positions later."""
+    return {offset: _top1(base, draft, answers, draft.aux_layers, offset=offset) for offset in SHIFTS}
+
+
+@torch.inference_mode()
+def top1_by_feedback(base: BaseModel, draft: EagleDraft, answers: Sequence[Answer]) -> dict[bool, float]:
+    """Share of positions at which the second drafted token is right, the first output fed back plain or normed."""
+    own, shares = draft.config, {}
+    try:
+        for normed in (False, True):
+            draft.config = replace(own, norm_output=normed)
+            shares[normed] = _top1(base, draft, answers, draft.aux_layers, depth=2)
+    finally:
+        draft.config = own
     return shares
 
 
-def _first_tokens(
-    base: BaseModel, heads: AnyHeads, answers: Sequence[Answer], aux_layers: Sequence[int]
+def _top1(
+    base: BaseModel,
+    draft: EagleDraft,
+    answers: Sequence[Answer],
+    layers: Sequence[int],
+    *,
+    offset: int = 0,
+    depth: int = 1,
+) -> float:
+    sample = [answer for answer in answers if len(answer.tokens) > 2][:SAMPLE]
+    hits = count = 0
+    for index, named in _drafted(base, draft, sample, layers, offset, depth):
+        text = torch.tensor(sample[index].tokens, device=base.device)
+        hits += int((named[:-depth] == text[depth:]).sum())
+        count += len(text) - depth
+    return hits / max(count, 1)
+
+
+def _drafted(
+    base: BaseModel,
+    heads: AnyHeads,
+    answers: Sequence[Answer],
+    aux_layers: Sequence[int],
+    offset: int = 0,
+    depth: int = 1,
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """For each answer the best token int64 [L] at depth 1 of a step rooted at each of its tokens."""
+    """For each answer the best token int64 [L] at ``depth`` of a step rooted at each of its tokens.
+
+    Args:
+        offset, depth: other than 0 and 1 only for EAGLE drafts.
+    """
     for forced in forced_passes(base, answers, aux_layers=aux_layers):
         if isinstance(heads, EagleDraft):
-            output = next(unroll(heads, forced.following, forced.features, 1))
+            *_, output = unroll(heads, forced.following, forced.features.roll(-offset, dims=1), depth)
             named = [heads.target_ids(heads.logits(row).argmax(-1)) for row in output]
         elif isinstance(heads, HydraHeads):
             named = list(heads.logits(heads.ground(forced.hidden, forced.following), 0).argmax(-1))
@@ -78,12 +128,37 @@ def _first_tokens(
 def layers_hint(shares: dict[tuple[int, ...], float], used: tuple[int, ...]) -> str | None:
     """What to tell the user when neighbouring layers serve the draft far better than those it reads, else None."""
     best = max(shares, key=lambda layers: shares[layers])
-    if best == used or shares[best] < CLEAR_RATE or shares[best] < CLEAR_LAYER_RATIO * shares[used]:
+    if best == used or not _clearly(shares[best], shares[used]):
         return None
     return (
         f"the draft seems trained on the inputs of layers {','.join(map(str, best))} (first token right at "
         f"{shares[best]:.0%} of positions), not {','.join(map(str, used))} ({shares[used]:.0%}): try --aux-layers"
     )
+
+
+def offset_hint(shares: dict[int, float]) -> str | None:
+    """What to tell the user when the features of a neighbouring position serve the draft far better, else None."""
+    best = max(shares, key=lambda offset: shares[offset])
+    if best == 0 or not _clearly(shares[best], shares[0]):
+        return None
+    return (
+        f"the draft seems trained on features one position {'later' if best > 0 else 'earlier'} (first token right at "
+        f"{shares[best]:.0%} of positions, with those it reads at {shares[0]:.0%})"
+    )
+
+
+def feedback_hint(shares: dict[bool, float], used: bool) -> str | None:
+    """What to tell the user when the other way of feeding the output back is far better, else None."""
+    if not _clearly(shares[not used], shares[used]):
+        return None
+    return (
+        f"the draft seems trained with norm_output {str(not used).lower()} (second token right at "
+        f"{shares[not used]:.0%} of positions, as it is read at {shares[used]:.0%}): set it in its config.json"
+    )
+
+
+def _clearly(other: float, own: float) -> bool:
+    return other >= CLEAR_RATE and other >= CLEAR_FEATURE_RATIO * own
 
 
 def shift_hint(rates: dict[int, float]) -> str | None:

@@ -17,11 +17,10 @@ from mtp_bench.decode.probe import probe_tree
 from mtp_bench.errors import CheckFailed, InputError
 from mtp_bench.files import sha256_json
 from mtp_bench.heads.base import HeadsInfo
-from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat, chat_format
-from mtp_bench.profile.alignment import layers_hint, shift_hint, top1_by_layers, top1_by_shift
+from mtp_bench.profile.alignment import alignment_hint
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
 from mtp_bench.profile.environment import environment, model_facts, timestamp
 from mtp_bench.profile.live import LiveCheck, check_live
@@ -151,8 +150,9 @@ def _answer(
 ) -> list[Answer]:
     turns = sum(len(prompt.turns) for prompt in prompts.prompts)
     with progress("text", turns, "answers") as advance:
+        # Eagerly, so that the text does not depend on the engine.
         answers = answer_all(
-            base,
+            replace(base, engine="eager"),
             chat,
             prompts.prompts,
             run.answers,
@@ -176,9 +176,7 @@ def _record(
         trace = record_trace(
             base, heads, answers, top_k=options.top_k, dynamic_top_ks=options.dynamic_top_ks, on_progress=advance
         )
-    hint = shift_hint(top1_by_shift(base, heads, answers))
-    if hint is None and isinstance(heads, EagleDraft) and heads.aux_layers:
-        hint = layers_hint(top1_by_layers(base, heads, answers), heads.aux_layers)
+    hint = alignment_hint(base, heads, answers)
     # A step accepts nothing unless its first depth hits.
     if trace.num_starts > COLLAPSE_STEPS and not (trace.ranks[:, 0] >= 0).any():
         raise CheckFailed(

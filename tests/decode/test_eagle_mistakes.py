@@ -20,7 +20,18 @@ from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.eagle import EagleDrafter
 from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.models.base import BaseModel
-from mtp_bench.profile.alignment import layers_hint, shift_hint, top1_by_layers, top1_by_shift
+from mtp_bench.profile import alignment
+from mtp_bench.profile.alignment import (
+    alignment_hint,
+    feedback_hint,
+    layers_hint,
+    offset_hint,
+    shift_hint,
+    top1_by_feedback,
+    top1_by_layers,
+    top1_by_offset,
+    top1_by_shift,
+)
 from mtp_bench.topology import chain
 from mtp_bench.train.eagle import EagleRecipe, train_eagle
 from mtp_bench.train.log import TrainingLog
@@ -59,6 +70,40 @@ def test_a_trained_draft_is_accepted(trained: Any) -> None:
     assert tokens_per_step(base, draft, answers) > 1.7
     assert shift_hint(top1_by_shift(base, draft, answers)) is None
     assert layers_hint(top1_by_layers(base, draft, answers), draft.aux_layers) is None
+    assert offset_hint(top1_by_offset(base, draft, answers)) is None
+    assert feedback_hint(top1_by_feedback(base, draft, answers), False) is None
+    assert alignment_hint(base, draft, answers) is None
+
+
+@pytest.mark.parametrize(("offset", "said"), [(1, "one position later"), (-1, "one position earlier")])
+def test_features_of_a_neighbouring_position(
+    trained: Any, monkeypatch: pytest.MonkeyPatch, offset: int, said: str
+) -> None:
+    base, draft, answers = trained
+    right = alignment.forced_passes
+
+    def displaced(*args: Any, **kwargs: Any) -> Any:
+        for forced in right(*args, **kwargs):
+            yield forced._replace(features=forced.features.roll(offset, dims=1))
+
+    monkeypatch.setattr(alignment, "forced_passes", displaced)
+    shares = top1_by_offset(base, draft, answers)
+    assert max(shares, key=lambda key: shares[key]) == offset
+    hint = offset_hint(shares)
+    assert hint is not None
+    assert said in hint
+
+
+def test_output_fed_back_through_the_norm_by_mistake(trained: Any) -> None:
+    base, draft, answers = trained
+    shares = top1_by_feedback(base, draft, answers)
+    assert not draft.config.norm_output, "the probe leaves the draft as it was"
+    # This tiny draft was trained on its plain output, but its outputs are small: the norm hurts it only a little.
+    assert shares[False] > shares[True]
+    assert feedback_hint({False: 0.5, True: 0.5}, True) is None
+    hint = feedback_hint({False: 0.5, True: 0.3}, True)
+    assert hint is not None
+    assert "norm_output false" in hint
 
 
 def test_first_token_not_dropped(trained: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ def bench(
     device: options.Device = "auto",
     attention: Annotated[str | None, typer.Option("--attention", help="The run's when left out.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="The run's when left out.")] = None,
+    engine: options.RunEngine = None,
     seed: options.Seed = 0,
     json_output: options.Json = False,
 ) -> None:
@@ -43,7 +44,7 @@ def bench(
     facts = manifest["model"]
     base = load_base(
         model or facts["name"], dtype=dtype or short_dtype(facts["dtype"]), device=device,
-        attention=attention or facts["attention"], seed=seed,
+        attention=attention or facts["attention"], engine=engine or facts.get("engine", "eager"), seed=seed,
     )  # fmt: skip
     document = bench_run(
         run, base, heads_of_run(manifest, base, heads), trees, limit=limit, repeats=repeats, hf=hf, seed=seed
@@ -63,17 +64,22 @@ def bench_run(
     from mtp_bench.cost import CostTable
     from mtp_bench.decode.bench import Contender, run_bench
     from mtp_bench.files import write_json
+    from mtp_bench.models.compiled import Compiled
     from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.run import load_answers
-    from mtp_bench.progress import progress, running_totals
+    from mtp_bench.progress import progress, running_totals, warn
     from mtp_bench.trace import RankTrace
 
     trace = RankTrace.load(run.trace)
     chosen = choose_prompts(trace, limit)
     answers = [load_answers(run, trace)[index] for index in chosen]
     context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
+    measured_with = run.read_manifest()["model"].get("engine", "eager")
     cost = CostTable.from_csv(run.cost) if run.cost.exists() else None
+    if cost is not None and measured_with != base.engine:
+        warn(f"no prediction: the run's costs are those of the {measured_with} engine")
+        cost = None
     predictor = Predictor(trace.select(chosen), cost, context)
     arms = 1 + hf + len(trees)
     with progress("bench", arms * len(answers) * repeats, "answers") as advance:
@@ -84,7 +90,7 @@ def bench_run(
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
-        "model": model_facts(base), "environment": environment(base.device),
+        "model": model_facts(base), "environment": environment(base.device), "compile_s": round(Compiled.seconds, 1),
     }  # fmt: skip
     write_bench_csv(run.bench_csv, rows, trees, predictor)
     write_json(run.bench_json, document)

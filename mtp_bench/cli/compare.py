@@ -10,8 +10,12 @@ import typer
 from mtp_bench.cli import options
 from mtp_bench.errors import InputError
 
+STEP_ROUNDS = 20
+
 if TYPE_CHECKING:
+    from mtp_bench.heads.kinds import AnyHeads
     from mtp_bench.profile.compare import Entrant
+    from mtp_bench.topology import Topology
 
 
 def compare(
@@ -21,6 +25,7 @@ def compare(
     hf: Annotated[bool, typer.Option("--hf/--no-hf", help="Also time Hugging Face generate.")] = True,
     lookup: Annotated[bool, typer.Option("--lookup/--no-lookup", help="Also time its prompt-lookup decoding.")] = True,
     device: options.Device = "auto",
+    engine: options.RunEngine = None,
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("results/compare"),
     json_output: options.Json = False,
@@ -31,21 +36,24 @@ def compare(
     from mtp_bench.cli.bench import choose_prompts, heads_of_run, short_dtype
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
-    from mtp_bench.decode.bench import Contender, run_bench
+    from mtp_bench.decode.bench import ENGINE_BASELINE, Contender, run_bench
     from mtp_bench.files import write_json
     from mtp_bench.profile.compare import check_comparable, compare_document
+    from mtp_bench.profile.costs import step_costs
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.run import load_answers
     from mtp_bench.progress import progress, running_totals
     from mtp_bench.report.compare import write_comparison
+    from mtp_bench.topology import StaticTree
 
     entrants = [_entrant(name) for name in runs]
     check_comparable(entrants)
     first = entrants[0]
     facts = first.manifest["model"]
     base = load_base(
-        facts["name"], dtype=short_dtype(facts["dtype"]), device=device, attention=facts["attention"], seed=seed
-    )
+        facts["name"], dtype=short_dtype(facts["dtype"]), device=device, attention=facts["attention"],
+        engine=engine or facts.get("engine", "eager"), seed=seed,
+    )  # fmt: skip
     contenders = {one.label: Contender(one.topology, heads_of_run(dict(one.manifest), base, None)) for one in entrants}
     chosen = choose_prompts(first.trace, limit)
     answers = [load_answers(first.run, first.trace)[index] for index in chosen]
@@ -56,7 +64,12 @@ def compare(
             base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, seed=seed,
             on_progress=running_totals(advance),
         )  # fmt: skip
-    document = compare_document(rows, entrants, chosen, context, exact=base.dtype == torch.float32, seed=seed)
+    entries: dict[str, tuple[AnyHeads | None, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
+    entries |= {name: (one.heads, one.topology) for name, one in contenders.items()}
+    with progress("costs", STEP_ROUNDS * 2 * len(entries), "timings") as advance:
+        steps = step_costs(base, entries, context, rounds=STEP_ROUNDS, seed=seed, on_progress=running_totals(advance))
+    exact = base.dtype == torch.float32
+    document = compare_document(rows, entrants, chosen, context, steps, exact=exact, seed=seed)
     document |= {
         "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],
         "model": model_facts(base), "environment": environment(base.device),

@@ -16,18 +16,19 @@ if TYPE_CHECKING:
 
 
 def load_base(
-    model: str, *, dtype: str = "auto", device: str = "auto", attention: str = "auto", load_format: str = "auto",
-    seed: int = 0,
+    model: str, *, dtype: str = "auto", device: str = "auto", attention: str = "auto", engine: str = "auto",
+    load_format: str = "auto", seed: int = 0,
 ) -> BaseModel:  # fmt: skip
     """Load the base model and say what ``auto`` picked."""
     from mtp_bench.models.load import LoadOptions, load_base_model
 
     if load_format not in ("auto", "dummy"):
         raise InputError(f"unknown load format {load_format!r}", where="--load-format", fix="use auto or dummy")
-    base = load_base_model(model, LoadOptions(dtype, device, attention, load_format == "dummy", seed))
+    base = load_base_model(model, LoadOptions(dtype, device, attention, engine, load_format == "dummy", seed))
     picked = str(base.dtype).removeprefix("torch.")
     millions = base.num_parameters / 1e6
-    say(f"base model {base.name}: {millions:.0f}M parameters, {picked} on {base.device}, {base.attention}")
+    how = f"{picked} on {base.device}, {base.attention}, {base.engine}"
+    say(f"base model {base.name}: {millions:.0f}M parameters, {how}")
     return base
 
 
@@ -92,6 +93,12 @@ def load_heads(
         loaded.heads.max_depth = depth or loaded.heads.max_depth
         info = replace(info, facts={**info.facts, "depth": loaded.heads.max_depth})
         say(f"draft {path.name}: {info.method}, {info.layout} layout, {info.bytes / 1e6:.1f} MB")
+    elif depth is not None:
+        raise InputError(
+            f"{info.method} heads are {info.num_heads} deep, as many as there are",
+            where="--depth",
+            fix="leave it out; it is for EAGLE drafts, which draft as deep as they are asked to",
+        )
     else:
         say(f"heads {path.name}: {info.num_heads} heads, {info.layout} layout, {info.bytes / 1e6:.1f} MB")
     for warning in loaded.warnings:

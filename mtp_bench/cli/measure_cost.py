@@ -26,6 +26,7 @@ def measure_cost(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
+    engine: options.Engine = "auto",
     seed: options.Seed = 0,
     out: options.Out = None,
     json_output: options.Json = False,
@@ -40,7 +41,9 @@ def measure_cost(
     from mtp_bench.progress import say
     from mtp_bench.runs import RESULTS, RunFolder
 
-    base = load_base(model, dtype=dtype, device=device, attention=attention, load_format=load_format, seed=seed)
+    base = load_base(
+        model, dtype=dtype, device=device, attention=attention, engine=engine, load_format=load_format, seed=seed
+    )
     loaded = load_heads(heads, base)[0] if heads else None
     sweep = SweepOptions(
         rows=default_rows(max_rows), contexts=tuple(context or (128, 512)), batch=batch, rounds=rounds,

@@ -31,6 +31,11 @@ MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Toke
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Attention = Annotated[str, typer.Option("--attention", help="auto, grouped_sdpa, sdpa or eager.")]
+Engine = Annotated[
+    str,
+    typer.Option("--engine", help="How steps run: auto (= eager), eager or compiled (minutes to start)."),
+]
+RunEngine = Annotated[str | None, typer.Option("--engine", help="eager or compiled; the run's when left out.")]
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto, or dummy for random weights (costs only).")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Feed prompts as plain text, without a chat template.")]

@@ -17,6 +17,7 @@ def probe(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
+    engine: options.Engine = "auto",
     seed: options.Seed = 0,
     json_output: options.Json = False,
 ) -> None:
@@ -27,7 +28,9 @@ def probe(
     from mtp_bench.topology import resolve
 
     tree = resolve(topology)
-    base = load_base(model, dtype=dtype, device=device, attention=attention, load_format=load_format, seed=seed)
+    base = load_base(
+        model, dtype=dtype, device=device, attention=attention, engine=engine, load_format=load_format, seed=seed
+    )
     prompt = [(7 * i + 3) % base.vocab_size for i in range(24)]
     result = probe_tree(base, tree, prompt, seed=seed)
     typer.echo(

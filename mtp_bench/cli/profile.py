@@ -42,6 +42,7 @@ def profile(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
+    engine: options.Engine = "auto",
     raw: options.Raw = False,
     seed: options.Seed = 0,
     out: options.Out = None,
@@ -58,7 +59,7 @@ def profile(
     part = parse_shard(shard)
     # Before the model is loaded, so that a broken file is refused at once.
     prompt_set = load_prompts(prompts, limit)
-    base = load_base(model, dtype=dtype, device=device, attention=attention, seed=seed)
+    base = load_base(model, dtype=dtype, device=device, attention=attention, engine=engine, seed=seed)
     loaded, info = load_heads(heads, base, aux_layers=aux_layers, depth=depth)
     run = RunFolder(out or default_folder(RESULTS, base, part))
     dynamic = _dynamic_top_ks(dynamic_top_k, info.method)

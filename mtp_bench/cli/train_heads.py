@@ -14,7 +14,20 @@ METHODS = ("medusa", "eagle", "eagle3")
 LAYOUTS = {"medusa": ("vllm", "version2"), "eagle": ("eagle", "speculators"), "eagle3": ("eagle3", "speculators")}
 
 
+# Options that mean something to some methods only.
+OPTIONS_OF = {
+    "heads": ("medusa",),
+    "layers": ("medusa",),
+    "lm_head": ("medusa",),
+    "teacher_share": ("medusa",),
+    "store_base_rows": ("medusa",),
+    "unroll": ("eagle", "eagle3"),
+    "intermediate_size": ("eagle", "eagle3"),
+}
+
+
 def train_heads(
+    context: typer.Context,
     model: options.Model = "smollm2-135m",
     method: Annotated[
         str, typer.Option(help="medusa (Medusa-1: base frozen), eagle (EAGLE-1/2) or eagle3.")
@@ -42,7 +55,10 @@ def train_heads(
     unroll: Annotated[int, typer.Option(min=1, help="eagle, eagle3: tokens drafted in a row while training.")] = 4,
     intermediate_size: Annotated[int, typer.Option(min=0, help="eagle, eagle3: of the MLP; 0 = the base's.")] = 0,
     draft_vocab: Annotated[int, typer.Option(min=0, help="Most frequent tokens to draft from; 0 = all.")] = 0,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate of AdamW.")] = 1e-3,
+    muon_rate: Annotated[
+        float, typer.Option(min=0.0, help="Peak rate of Muon, for the matrices inside the heads; 0 = AdamW for all.")
+    ] = 0.02,
     decay: Annotated[float, typer.Option(help="Weight of head (or depth) k in the loss is decay^k.")] = 0.8,
     teacher_share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="medusa: share of the base model's distribution in the targets.")
@@ -71,13 +87,15 @@ def train_heads(
     from mtp_bench.train.run import Recipe, TrainingPlan, run_training
 
     _one_of("--method", method, METHODS)
+    _refuse_foreign(context, method)
     _one_of("--lm-head", lm_head, ("base", "shared", "own"))
     _one_of("--layout", layout or LAYOUTS[method][0], LAYOUTS[method])
     recipe: Recipe
     if method == "medusa":
         recipe = MedusaRecipe(
             num_heads=heads, num_layers=layers, lm_head=lm_head, draft_vocab=draft_vocab, learning_rate=learning_rate,
-            decay=decay, teacher_share=teacher_share, epochs=epochs, batch=batch_positions, seed=seed,
+            muon_rate=muon_rate, decay=decay, teacher_share=teacher_share, epochs=epochs,
+            batch=batch_positions, seed=seed,
         )  # fmt: skip
     else:
         recipe = EagleRecipe(
@@ -86,6 +104,7 @@ def train_heads(
             unroll=unroll,
             intermediate_size=intermediate_size,
             learning_rate=learning_rate,
+            muon_rate=muon_rate,
             decay=decay,
             epochs=epochs,
             batch=batch_positions,
@@ -112,6 +131,20 @@ def train_heads(
     say(f"heads, training record and plots: {out}")
     if json_output:
         emit_json(record)
+
+
+def _refuse_foreign(context: typer.Context, method: str) -> None:
+    """Raises:
+    InputError: an option is given that ``method`` would ignore.
+    """
+    for name, methods in OPTIONS_OF.items():
+        source = context.get_parameter_source(name)
+        if method not in methods and source is not None and source.name == "COMMANDLINE":
+            raise InputError(
+                f"--method {method} has no use for it",
+                where=f"--{name.replace('_', '-')}",
+                fix=f"leave it out; it is for {' and '.join(methods)}",
+            )
 
 
 def _one_of(option: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -14,11 +14,28 @@ from mtp_bench.models.base import BaseModel
 from mtp_bench.models.compat import Cache
 
 LENGTH_BUCKET = 64
+# Never seen: a view of really all slots would be contiguous, for which compiled code would be compiled once more.
+SPARE_SLOTS = 1
 
 
 def bucket(slots: int, limit: int) -> int:
     """Slots rounded up to a bucket, so that shapes repeat; at most ``limit``."""
     return min(-(-slots // LENGTH_BUCKET) * LENGTH_BUCKET, limit)
+
+
+def write_rows(data: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, layer: int) -> None:
+    """Write keys and values [B, K, R, d] of one layer to slots int64 [B, R] of ``data``."""
+    if data.shape[2] == 1:
+        data[layer, 0].index_copy_(2, slots[0], keys)
+        data[layer, 1].index_copy_(2, slots[0], values)
+    else:
+        sequence = torch.arange(data.shape[2], device=data.device)[:, None]
+        data[layer, 0][sequence, :, slots] = keys.transpose(1, 2)
+        data[layer, 1][sequence, :, slots] = values.transpose(1, 2)
+
+
+# Opaque to the compiler, which would otherwise copy the whole cache in every layer to keep the write pure.
+compiled_write = torch.library.custom_op("mtp_bench::write_rows", write_rows, mutates_args=("data",))
 
 
 class TreeCache(Cache):
@@ -31,15 +48,19 @@ class TreeCache(Cache):
     def __init__(self, data: torch.Tensor) -> None:
         super().__init__(layers=[])
         self.data = data
-        self.visible = data.shape[4]
+        self.visible = self.length
         self._slots = torch.empty(0)
-        self._sequence = torch.arange(data.shape[2], device=data.device)[:, None]
 
     @classmethod
     def allocate(cls, base: BaseModel, *, batch: int, length: int) -> TreeCache:
         """Zeroed cache for ``batch`` sequences of up to ``length`` slots (tree rows included)."""
-        shape = (base.num_layers, 2, batch, base.num_kv_heads, length, base.head_dim)
-        return cls(torch.zeros(shape, dtype=base.dtype, device=base.device))
+        return cls.zeros((base.num_layers, 2, batch, base.num_kv_heads, length, base.head_dim), base.lm_head_weight)
+
+    @classmethod
+    def zeros(cls, shape: tuple[int, int, int, int, int, int], like: torch.Tensor) -> TreeCache:
+        """Zeroed cache of this layout, in the dtype and on the device of ``like``."""
+        *front, length, width = shape
+        return cls(torch.zeros(*front, length + SPARE_SLOTS, width, dtype=like.dtype, device=like.device))
 
     @property
     def batch(self) -> int:
@@ -49,7 +70,7 @@ class TreeCache(Cache):
     @property
     def length(self) -> int:
         """Slots per sequence."""
-        return self.data.shape[4]
+        return self.data.shape[4] - SPARE_SLOTS
 
     def sequence(self, index: int) -> TreeCache:
         """A view of one sequence, sharing memory."""
@@ -64,13 +85,9 @@ class TreeCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [B, K, R, d] keys and values of one layer; return [B, K, visible, d] views."""
-        keys, values = self.data[layer_idx]
-        if self.batch == 1:
-            keys.index_copy_(2, self._slots[0], key_states)
-            values.index_copy_(2, self._slots[0], value_states)
-        else:
-            keys[self._sequence, :, self._slots] = key_states.transpose(1, 2)
-            values[self._sequence, :, self._slots] = value_states.transpose(1, 2)
+        write = compiled_write if torch.compiler.is_compiling() else write_rows
+        write(self.data, key_states, value_states, self._slots, layer_idx)
+        keys, values = self.data[layer_idx, 0], self.data[layer_idx, 1]
         return keys[:, :, : self.visible], values[:, :, : self.visible]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
@@ -79,7 +96,8 @@ class TreeCache(Cache):
             rows = self.data.index_select(4, source[0])
             self.data.index_copy_(4, target[0], rows)
         else:
-            self.data[:, :, self._sequence, :, target] = self.data[:, :, self._sequence, :, source]
+            sequence = torch.arange(self.batch, device=self.data.device)[:, None]
+            self.data[:, :, sequence, :, target] = self.data[:, :, sequence, :, source]
 
     def get_seq_length(self, layer_idx: int = 0, *args: Any, **kwargs: Any) -> int:
         """Slots seen by the next pass; positions are always given, so this only informs mask helpers."""

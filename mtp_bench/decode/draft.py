@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.heads.base import Heads
+from mtp_bench.models.compiled import Engine, compiled
 from mtp_bench.topology import StaticTree
 
 Which = slice | torch.Tensor
@@ -55,14 +57,18 @@ class MedusaDrafter:
 
     aux_layers: tuple[int, ...] = ()
 
-    def __init__(self, heads: Heads, tree: StaticTree, device: torch.device) -> None:
-        self._heads, self._depth, self._top_k = heads, tree.depth, tree.max_rank + 1
+    def __init__(self, heads: Heads, tree: StaticTree, device: torch.device, engine: Engine = "eager") -> None:
+        depth, top_k = tree.depth, tree.max_rank + 1
+        if engine == "compiled":
+            self._propose: Callable[[torch.Tensor], torch.Tensor] = compiled(heads, "propose", depth, top_k)
+        else:
+            self._propose = lambda states: heads.propose(states, depth, top_k)
         self._depths = torch.from_numpy(tree.depths[1:] - 1).to(device)
         self._ranks = torch.from_numpy(tree.ranks[1:].copy()).to(device)
 
     def draft(self, which: Which, settled: Settled) -> Drafted:
         """See ``Drafter``; only the last settled feature is read."""
-        proposed = self._heads.propose(last_settled(settled.features, settled.counts), self._depth, self._top_k)
+        proposed = self._propose(last_settled(settled.features, settled.counts))
         return Drafted(proposed[:, self._depths, self._ranks])
 
 

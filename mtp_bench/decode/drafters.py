@@ -10,14 +10,18 @@ from mtp_bench.errors import InputError
 from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
+from mtp_bench.models.compiled import Engine
 from mtp_bench.topology import DynamicTree, Topology
 
 
-def drafter_for(heads: AnyHeads | None, topology: Topology, cache: TreeCache) -> Drafter | None:
+def drafter_for(
+    heads: AnyHeads | None, topology: Topology, cache: TreeCache, engine: Engine = "eager"
+) -> Drafter | None:
     """The drafter of these heads for this topology; None where nothing is drafted.
 
     Args:
         cache: the base model's, whose batch, length and device the draft's cache takes over.
+        engine: whether passes of the heads are compiled (Hydra heads always run eagerly).
 
     Raises:
         InputError: there are no heads, or they cannot draft this topology.
@@ -41,7 +45,7 @@ def drafter_for(heads: AnyHeads | None, topology: Topology, cache: TreeCache) ->
             )
         if isinstance(heads, HydraHeads):
             return HydraDrafter(heads, topology, cache.data.device)
-        return MedusaDrafter(heads, topology, cache.data.device)
+        return MedusaDrafter(heads, topology, cache.data.device, engine)
     if topology.max_rank >= heads.draft_vocab_size:
         raise InputError(
             f"{topology.max_rank + 1} ranks are needed, the draft vocabulary has {heads.draft_vocab_size} tokens",
@@ -49,5 +53,5 @@ def drafter_for(heads: AnyHeads | None, topology: Topology, cache: TreeCache) ->
             fix="use a topology with fewer ranks",
         )
     if isinstance(topology, DynamicTree):
-        return DynamicEagleDrafter(heads, topology, cache.batch, cache.length)
-    return StaticEagleDrafter(heads, topology, cache.batch, cache.length)
+        return DynamicEagleDrafter(heads, topology, cache.batch, cache.length, engine)
+    return StaticEagleDrafter(heads, topology, cache.batch, cache.length, engine)

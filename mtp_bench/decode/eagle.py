@@ -7,6 +7,7 @@ the cache; then it drafts level by level, every level one pass over those nodes 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from mtp_bench.decode.masks import row_mask
 from mtp_bench.heads.eagle.draft import Attend, EagleDraft
 from mtp_bench.heads.ranking import ordered_topk
 from mtp_bench.models import attention
+from mtp_bench.models.compiled import Engine, compiled
 from mtp_bench.topology import DynamicTree, StaticTree
 
 _NO_MODULE = torch.nn.Identity()  # stands for the module that transformers hands to an attention function
@@ -27,7 +29,9 @@ _NO_MODULE = torch.nn.Identity()  # stands for the module that transformers hand
 class EagleDrafter(ABC):
     """An EAGLE layer with its cache, for B sequences."""
 
-    def __init__(self, draft: EagleDraft, batch: int, length: int, depth: int, expanded: int) -> None:
+    def __init__(
+        self, draft: EagleDraft, batch: int, length: int, depth: int, expanded: int, engine: Engine = "eager"
+    ) -> None:
         """Args:
         length: slots per sequence of the base model's cache.
         depth: levels drafted; expanded: nodes expanded over all of them.
@@ -37,8 +41,12 @@ class EagleDrafter(ABC):
         self._draft = draft
         self.aux_layers = draft.aux_layers
         config, weight = draft.config, draft.fc.weight
-        shape = (1, 2, batch, config.num_kv_heads, length, config.head_dim)
-        self.cache = TreeCache(torch.zeros(shape, dtype=weight.dtype, device=weight.device))
+        self._forward: Callable[..., torch.Tensor] = draft
+        self._logits: Callable[[torch.Tensor], torch.Tensor] = draft.logits
+        if engine == "compiled":
+            self._forward = compiled(draft, "forward")
+            self._logits = compiled(draft, "logits")
+        self.cache = TreeCache.zeros((1, 2, batch, config.num_kv_heads, length, config.head_dim), weight)
         self._places = torch.arange(expanded, device=weight.device)
         self._rotary = draft.rotary(length)
 
@@ -81,10 +89,7 @@ class EagleDrafter(ABC):
         """Run the layer over int64 [b, R] tokens, writing to ``slots``; [b, R, H]."""
         cosine, sine = self._rotary
         cache.aim(slots, mask.shape[-1])
-        output: torch.Tensor = self._draft(
-            tokens, hidden, (cosine[positions], sine[positions]), cached_attention(cache, mask)
-        )
-        return output
+        return self._forward(tokens, hidden, (cosine[positions], sine[positions]), cached_attention(cache, mask))
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,14 +133,14 @@ def cached_attention(cache: TreeCache, mask: torch.Tensor) -> Attend:
 class StaticEagleDrafter(EagleDrafter):
     """Drafts the nodes of one static tree."""
 
-    def __init__(self, draft: EagleDraft, tree: StaticTree, batch: int, length: int) -> None:
+    def __init__(self, draft: EagleDraft, tree: StaticTree, batch: int, length: int, engine: Engine = "eager") -> None:
         self._levels = levels_of(tree, draft.fc.weight.device)
-        super().__init__(draft, batch, length, tree.depth, sum(len(level.expanded) for level in self._levels))
+        super().__init__(draft, batch, length, tree.depth, sum(len(level.expanded) for level in self._levels), engine)
 
     def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
         draft, drafted, first = self._draft, [], 0
         for depth, level in enumerate(self._levels, start=1):
-            best = ordered_topk(draft.logits(output), level.top_k)
+            best = ordered_topk(self._logits(output), level.top_k)
             tokens = draft.target_ids(best)[:, level.parent, level.rank]
             drafted.append(tokens)
             if depth < len(self._levels):
@@ -148,9 +153,10 @@ class StaticEagleDrafter(EagleDrafter):
 class DynamicEagleDrafter(EagleDrafter):
     """Drafts a pool of nodes and keeps the most probable ones, in every step anew."""
 
-    def __init__(self, draft: EagleDraft, tree: DynamicTree, batch: int, length: int) -> None:
-        super().__init__(draft, batch, length, tree.depth, (tree.depth - 1) * tree.top_k)
+    def __init__(self, draft: EagleDraft, tree: DynamicTree, batch: int, length: int, engine: Engine = "eager") -> None:
+        super().__init__(draft, batch, length, tree.depth, (tree.depth - 1) * tree.top_k, engine)
         self._tree = tree
 
     def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
-        return select(expand(self._draft, output, self._tree.depth, self._tree.top_k, behind.run), self._tree)
+        depth, top_k = self._tree.depth, self._tree.top_k
+        return select(expand(self._draft, output, depth, top_k, behind.run, self._logits), self._tree)

@@ -45,7 +45,7 @@ class TreeStepper:
 
     def __init__(self, base: BaseModel, heads: AnyHeads | None, tree: TreeTensors, cache: TreeCache) -> None:
         self.base, self.cache = base, cache
-        self.drafter = drafter_for(heads, tree.tree, cache)
+        self.drafter = drafter_for(heads, tree.tree, cache, base.engine)
         self.lengths = torch.zeros(cache.batch, dtype=torch.int64, device=base.device)
         self.active = torch.zeros_like(self.lengths)
         self.set_rows(tree, torch.zeros(cache.batch, tree.rows, dtype=torch.int64, device=base.device))
@@ -88,7 +88,7 @@ class TreeStepper:
         # Padding on the right is harmless: its slots lie beyond each length, where nothing looks and steps overwrite.
         scratch = TreeCache.allocate(self.base, batch=len(prompts), length=tokens.shape[1])
         result = prefill(self.base, scratch, tokens, aux_layers=aux_layers)
-        self.cache.data[:, :, sequences, :, : tokens.shape[1]] = scratch.data
+        self.cache.data[:, :, sequences, :, : scratch.length] = scratch.data[:, :, :, :, : scratch.length]
         return result
 
     @torch.inference_mode()
@@ -138,8 +138,7 @@ class TreeStepper:
             layered = for_layers(self.base, mask, slots, positions, self.lengths)
         self.cache.aim(slots, visible)
         aux_layers = self.drafter.aux_layers if self.drafter is not None else ()
-        hidden, features = self.base.features(self.tokens, positions, layered, self.cache, aux_layers)
-        return Verified(hidden, features, self.base.logits(hidden).argmax(-1))
+        return Verified(*self.base.choices(self.tokens, positions, layered, self.cache, aux_layers))
 
     def draft(self, which: Which, settled: Settled) -> None:
         """Fill the rows below the root from what was settled."""

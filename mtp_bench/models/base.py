@@ -13,6 +13,9 @@ from transformers import PreTrainedModel
 
 from mtp_bench.models import attention
 from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_window
+from mtp_bench.models.compiled import Engine, compiled
+
+Mask = torch.Tensor | dict[str, torch.Tensor] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,6 +28,7 @@ class BaseModel:
         model: decoder-only causal LM, in evaluation mode.
         tokenizer: its tokenizer, None for dummy weights.
         sha256: fingerprint of the weights (of the config for dummy weights).
+        engine: how decoding steps run; prefill and teacher-forced passes are always eager.
     """
 
     name: str
@@ -32,6 +36,7 @@ class BaseModel:
     model: PreTrainedModel
     tokenizer: Any
     sha256: str
+    engine: Engine = "eager"
 
     @cached_property
     def config(self) -> Any:
@@ -157,7 +162,7 @@ class BaseModel:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        mask: Mask,
         cache: Cache | None,
     ) -> torch.Tensor:
         """Final normed hidden states.
@@ -187,7 +192,7 @@ class BaseModel:
         self,
         tokens: torch.Tensor,
         positions: torch.Tensor,
-        mask: torch.Tensor | dict[str, torch.Tensor] | None,
+        mask: Mask,
         cache: Cache | None,
         aux_layers: Sequence[int] = (),
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -200,31 +205,56 @@ class BaseModel:
         Returns:
             hidden states [B, R, H], and features [B, R, H * max(1, number of layers)], in the order of ``aux_layers``.
         """
+        self._tap(aux_layers)
+        return self._features(tokens, positions, mask, cache, tuple(aux_layers))
+
+    def choices(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: Cache, aux_layers: Sequence[int] = ()
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """A decoding step's pass, run by the engine.
+
+        Returns:
+            hidden states and features as ``features`` gives them, and the greedy token after each row, int64 [B, R].
+        """
+        self._tap(aux_layers)
+        run = compiled(self, "_choices") if self.engine == "compiled" else self._choices
+        hidden, features, chosen = run(tokens, positions, mask, cache, tuple(aux_layers))
+        return hidden, features, chosen
+
+    def _choices(
+        self, tokens: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: Cache, aux_layers: tuple[int, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        hidden, features = self._features(tokens, positions, mask, cache, aux_layers)
+        return hidden, features, self.logits(hidden).argmax(-1)
+
+    def _features(
+        self,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: Mask,
+        cache: Cache | None,
+        aux_layers: tuple[int, ...],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.hidden_states(tokens, positions, mask, cache)
         if not aux_layers:
-            hidden = self.hidden_states(tokens, positions, mask, cache)
             return hidden, hidden
-        with self._captured(aux_layers) as inputs:
-            hidden = self.hidden_states(tokens, positions, mask, cache)
-        return hidden, torch.cat([inputs[layer] for layer in aux_layers], dim=-1)
+        return hidden, torch.cat([self._inputs[layer] for layer in aux_layers], dim=-1)
 
-    @contextmanager
-    def _captured(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
-        """What enters these layers while the block runs."""
+    @cached_property
+    def _inputs(self) -> dict[int, torch.Tensor]:
+        """What last entered the tapped layers."""
+        return {}
+
+    def _tap(self, layers: Sequence[int]) -> None:
+        """Note the inputs of these layers from now on; hooks that come and go would be compiled anew each time."""
         stack: Any = self.decoder.layers
-        inputs: dict[int, torch.Tensor] = {}
+        for layer in set(layers) - self._inputs.keys():
+            self._inputs[layer] = torch.empty(0)
 
-        def catch(layer: int) -> Any:
-            def hook(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                inputs[layer] = args[0] if args else kwargs["hidden_states"]
+            def note(module: torch.nn.Module, args: Any, kwargs: dict[str, Any], layer: int = layer) -> None:
+                self._inputs[layer] = args[0] if args else kwargs["hidden_states"]
 
-            return stack[layer].register_forward_pre_hook(hook, with_kwargs=True)
-
-        handles = [catch(layer) for layer in set(layers)]
-        try:
-            yield inputs
-        finally:
-            for handle in handles:
-                handle.remove()
+            stack[layer].register_forward_pre_hook(note, with_kwargs=True)
 
     @property
     def embedding_weight(self) -> torch.Tensor:

@@ -20,6 +20,7 @@ from mtp_bench.files import sha256_bytes, sha256_file, sha256_json
 from mtp_bench.heads.detect import require_base_model
 from mtp_bench.models import aliases, attention, reference
 from mtp_bench.models.base import BaseModel
+from mtp_bench.models.compiled import Engine, pick_engine
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # The others (flash, paged, flex) take no boolean mask of any shape, so a tree cannot be verified with them.
@@ -36,6 +37,7 @@ class LoadOptions:
     dtype: str = "auto"
     device: str = "auto"
     attention: str = "auto"
+    engine: str = "auto"
     dummy: bool = False
     seed: int = 0
 
@@ -51,9 +53,10 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     """
     options = options or LoadOptions()
     device = pick_device(options.device)
+    engine = pick_engine(options.engine, device)
     dtype = pick_dtype(options.dtype, device)
     if options.dummy:
-        return _dummy(name, dtype, device, options)
+        return _dummy(name, dtype, device, engine, options)
     source = _resolve(name)
     folder = Path(source)
     if folder.exists():
@@ -67,7 +70,7 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     _refuse_missing(loading["missing_keys"], name)
     tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
     sha256 = _fingerprint(name, source, config)
-    return BaseModel(name, source, model.to(device).eval().requires_grad_(False), tokenizer, sha256)
+    return BaseModel(name, source, model.to(device).eval().requires_grad_(False), tokenizer, sha256, engine)
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -216,7 +219,7 @@ def _sample_sha256(path: Path, piece: int = 1 << 20) -> str:
     return sha256_bytes(b"".join(pieces))
 
 
-def _dummy(name: str, dtype: torch.dtype, device: torch.device, options: LoadOptions) -> BaseModel:
+def _dummy(name: str, dtype: torch.dtype, device: torch.device, engine: Engine, options: LoadOptions) -> BaseModel:
     """Random weights in a known shape: costs are real, text and acceptance are not."""
     fields = aliases.config_dict(name) if aliases.known(name) else None
     if fields is not None:
@@ -235,4 +238,5 @@ def _dummy(name: str, dtype: torch.dtype, device: torch.device, options: LoadOpt
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=implementation
         )
-    return BaseModel(name, "dummy", model.eval().requires_grad_(False), None, sha256_json(config.to_dict()))
+    fingerprint = sha256_json(config.to_dict())
+    return BaseModel(name, "dummy", model.eval().requires_grad_(False), None, fingerprint, engine)

@@ -97,8 +97,8 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
     try:
         model = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        drop_quantization(model)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
     finally:
         logging.enable_progress_bar()
-    drop_quantization(model)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)

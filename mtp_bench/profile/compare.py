@@ -11,7 +11,8 @@ import numpy as np
 from mtp_bench.cost import CostTable
 from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, HF_LOOKUP, BenchRow
 from mtp_bench.errors import InputError
-from mtp_bench.profile.bench import Predictor, arm_figures, speedup_between
+from mtp_bench.profile.bench import arm_figures, speedup_between
+from mtp_bench.profile.costs import StepCost
 from mtp_bench.runs import RunFolder
 from mtp_bench.search import TrieSource, exact_search
 from mtp_bench.search.curve import TOKENS
@@ -20,6 +21,8 @@ from mtp_bench.topology import StaticTree, Topology, name_of
 from mtp_bench.trace import RankTrace, replay
 
 SCHEMA = "mtp-bench/compare"
+# Facts of a run's model that must agree.
+COMPARED = {"name": "base model", "sha256": "base model", "dtype": "dtype", "engine": "engine"}
 SIZES = (1, 3, 7, 15, 31, 63)
 NAMES = {
     ENGINE_BASELINE: "no speculation",
@@ -57,17 +60,17 @@ class Entrant:
 
 def check_comparable(entrants: Sequence[Entrant]) -> None:
     """Raises:
-    InputError: the runs are of different base models, dtypes, prompts or settings of the text.
+    InputError: the runs are of different base models, dtypes, engines, prompts or settings of the text.
     """
     first = entrants[0]
-    for key, what in (("sha256", "base model"), ("dtype", "dtype"), ("name", "base model")):
+    for key in ("name", "sha256", "dtype", "engine"):
         for other in entrants[1:]:
-            mine, theirs = first.manifest["model"][key], other.manifest["model"][key]
+            mine, theirs = (one.manifest["model"].get(key, "eager") for one in (first, other))
             if mine != theirs:
                 raise InputError(
-                    f"runs of a different {what}: {mine} and {theirs}",
+                    f"runs of a different {COMPARED[key]}: {mine} and {theirs}",
                     where=str(other.run.path),
-                    fix="profile both with the same --model and --dtype",
+                    fix="profile both with the same --model, --dtype and --engine",
                 )
     for other in entrants[1:]:
         if other.trace.prompt_ids != first.trace.prompt_ids or not _same_lengths(first.trace, other.trace):
@@ -86,8 +89,8 @@ def _same_lengths(one: RankTrace, other: RankTrace) -> bool:
 
 
 def compare_document(
-    rows: Sequence[BenchRow], entrants: Sequence[Entrant], chosen: Sequence[int], context: int, *, exact: bool,
-    seed: int = 0,
+    rows: Sequence[BenchRow], entrants: Sequence[Entrant], chosen: Sequence[int], context: int,
+    steps: Mapping[str, StepCost], *, exact: bool, seed: int = 0,
 ) -> dict[str, Any]:  # fmt: skip
     """The document of ``compare.json``.
 
@@ -95,11 +98,12 @@ def compare_document(
         rows: of a bench whose contenders are called by the entrants' labels.
         chosen: indices of the prompts benched, in every entrant's trace.
         context: cached tokens at which costs are taken.
+        steps: costs of the contenders' and the baseline's steps, timed together.
         exact: whether outputs must be identical (fp32).
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     by_label = {entrant.label: entrant for entrant in entrants}
-    methods = [_method(rows, arm, by_label.get(arm), chosen, context, exact, seed) for arm in arms]
+    methods = [_method(rows, arm, by_label.get(arm), chosen, steps.get(arm), exact, seed) for arm in arms]
     return {
         "schema": SCHEMA,
         "version": 1,
@@ -117,15 +121,16 @@ def _method(
     arm: str,
     entrant: Entrant | None,
     chosen: Sequence[int],
-    context: int,
+    step: StepCost | None,
     exact: bool,
     seed: int,
 ) -> dict[str, Any]:
-    predicted = None
+    predicted = None if step is None else 1e3 / step.step_ms
     facts: dict[str, Any] = {"name": NAMES.get(arm, arm), "arm": arm, "method": "none", "topology": "none"}
     if entrant is not None:
-        topology, cost = entrant.topology, entrant.cost
-        predicted = Predictor(entrant.trace.select(list(chosen)), cost, context).tokens_per_s(topology)
+        topology = entrant.topology
+        if predicted is not None:
+            predicted *= replay(entrant.trace.select(list(chosen)), topology).tokens_per_step
         facts = {
             "name": entrant.title,
             "arm": arm,
@@ -135,7 +140,8 @@ def _method(
             "num_nodes": topology.num_nodes,
             "depth": topology.depth,
             "heads_bytes": entrant.manifest["heads"]["bytes"],
-            **_costs(topology, cost, context),
+            "draft_ms": None if step is None else step.draft_ms,
+            "verify_ms": None if step is None else step.verify_ms,
         }
     elif arm == HF_LOOKUP:
         facts["topology"] = "n-grams of the text so far"
@@ -152,18 +158,6 @@ def _method(
             for name, part in own.items()
         },
     }
-
-
-def _costs(topology: Topology, cost: CostTable | None, context: int) -> dict[str, Any]:
-    """Predicted cost of a step, and how much of it is the draft's."""
-    if cost is None:
-        return {"draft_ms": None, "verify_ms": None}
-    try:
-        whole = cost.topology_ms(topology, context=context, padded=False)
-        verify = cost.step_ms(topology.rows, context=context, padded=False)
-    except InputError:
-        return {"draft_ms": None, "verify_ms": None}
-    return {"draft_ms": whole - verify, "verify_ms": verify}
 
 
 def verdict(rows: Sequence[BenchRow], methods: Sequence[Mapping[str, Any]], seed: int) -> str:

@@ -8,8 +8,9 @@ call is all of a step but its draft: masks, forward pass, acceptance, cache move
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Settled
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
+from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.environment import device_name
@@ -97,6 +99,55 @@ def sweep_costs(
     """
     cells = [*_verify_cells(base, heads, options), *_draft_cells(base, heads, options)]
     return time_cells(cells, base.device, options, on_progress, timings)
+
+
+class StepCost(NamedTuple):
+    """What one step of a topology takes, its draft apart."""
+
+    verify_ms: float
+    draft_ms: float
+
+    @property
+    def step_ms(self) -> float:
+        """Both together."""
+        return self.verify_ms + self.draft_ms
+
+
+def step_costs(
+    base: BaseModel,
+    contenders: Mapping[str, tuple[AnyHeads | None, Topology]],
+    context: int,
+    *,
+    rounds: int = 20,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[str, StepCost]:
+    """Costs of these very topologies, timed in turns, so that they compare where sweeps of different hours do not.
+
+    Args:
+        contenders: heads and topology by name; without nodes nothing is drafted.
+        context: cached tokens.
+
+    Raises:
+        InputError: a step ran out of memory or gave numbers that are not finite.
+    """
+    options = SweepOptions(rows=(), contexts=(context,), rounds=rounds, seed=seed)
+    cache = _filled_cache(base, 1, context + max(tree.rows for _, tree in contenders.values()), seed)
+    verify, draft = {}, {}
+    for name, (heads, tree) in contenders.items():
+        shape = (
+            tree if isinstance(tree, StaticTree) else typical_tree(tree.num_nodes, depth=tree.depth, top_k=tree.rows)
+        )
+        verify[name] = _verify_cell(base, cache, shape, tree.rows, context, 1)
+        if tree.depth:
+            draft[name] = _draft_cell(base, heads, tree, context, options)
+    points = time_cells([*verify.values(), *draft.values()], base.device, options, on_progress)
+    for point in points:
+        if not point.median_ms > 0:
+            raise InputError(f"a step of {point.rows} rows could not be timed: {point.status}", where="costs")
+    times = [point.median_ms for point in points]
+    drafted = dict(zip(draft, times[len(verify) :], strict=True))
+    return {name: StepCost(ms, drafted.get(name, 0.0)) for name, ms in zip(verify, times, strict=False)}
 
 
 def time_cells(

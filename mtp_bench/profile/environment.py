@@ -60,6 +60,7 @@ def model_facts(base: BaseModel) -> dict[str, Any]:
         "dtype": str(base.dtype).removeprefix("torch."),
         "device": str(base.device),
         "attention": base.attention,
+        "engine": base.engine,
         "parameters": base.num_parameters,
         "weight_bytes": base.weight_bytes,
         "layers": base.num_layers,

@@ -90,7 +90,13 @@ def test_compare(folder: Path) -> None:
     }  # fmt: skip
     assert all(one["lossless"] for one in methods.values())
     assert set(methods["eagle"]["by_category"]) == {"x", "y"}
-    assert methods["eagle"]["draft_ms"] > 0
+    for one in (methods["medusa"], methods["eagle"]):
+        assert (one["draft_ms"] > 0) == (one["num_nodes"] > 0)
+        assert one["verify_ms"] > 0
+        expected = 1e3 * one["tokens_per_step"] / (one["draft_ms"] + one["verify_ms"])
+        # Replay equals live decoding in fp32, but for the tokens of a last step beyond the end.
+        assert one["predicted_tokens_per_s"] == pytest.approx(expected, rel=0.1)
+    assert methods["baseline:engine"]["predicted_tokens_per_s"] > 0
     assert methods["baseline:engine"]["speedup"]["value"] == 1.0
     assert "the speed of" in document["verdict"]
     assert {one["method"] for one in document["same_size"]} == {"medusa", "eagle3"}
@@ -128,7 +134,11 @@ def test_runs_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path) 
             "only an EAGLE-3 draft",
         ),
         (["profile", "--model", "EAGLE"], "this is an EAGLE draft layer, not a base model"),
+        (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--depth", "2"], "as many as there are"),
         (["train-heads", "--method", "eagle3", "--layout", "vllm"], "unknown value 'vllm'"),
+        (["train-heads", "--method", "eagle3", "--layers", "2"], "--method eagle3 has no use for it"),
+        (["train-heads", "--method", "medusa", "--unroll", "2"], "--method medusa has no use for it"),
+        (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--engine", "magic"], "unknown engine 'magic'"),
     ],
 )
 def test_wrong_input(folder: Path, arguments: list[str], message: str) -> None:

@@ -131,6 +131,8 @@ class EagleDraft(EagleParts):
 
     token_map: Tensor | None
     _draft_id: Tensor | None
+    _base_embedding: Tensor | None
+    _base_rows: Tensor | None
 
     def __init__(self, config: EagleConfig, tensors: Mapping[str, Tensor], *, meta: HeadsInfo | None = None) -> None:
         with torch.device("meta"):
@@ -141,8 +143,9 @@ class EagleDraft(EagleParts):
         token_map = tensors.get("token_map")
         self.register_buffer("token_map", token_map, persistent=False)
         self.register_buffer("_draft_id", None if token_map is None else inverse_map(token_map), persistent=False)
-        self._base_embedding: Tensor | None = None  # the base model's, so neither parameters nor in the state dict
-        self._base_rows: Tensor | None = None
+        # The base model's, so neither parameters nor in the state dict.
+        self.register_buffer("_base_embedding", None, persistent=False)
+        self.register_buffer("_base_rows", None, persistent=False)
         self._rotary: Rotary | None = None
         self.meta = meta if meta is not None else self._describe()
 
@@ -301,14 +304,6 @@ class EagleDraft(EagleParts):
             bytes=self.num_bytes,
             facts={"aux_layers": list(config.aux_layers)},
         )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> EagleDraft:
-        """Move what is borrowed along with the module."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        for name in ("_base_embedding", "_base_rows"):
-            if getattr(self, name) is not None:
-                setattr(self, name, fn(getattr(self, name)))
-        return self
 
 
 class _EagleLayer(nn.Module):

@@ -10,8 +10,6 @@ heads its rows are read once per step, not once per head.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,6 +37,7 @@ class MedusaHeads(nn.Module):
     lm_weight: Tensor | None
     token_map: Tensor | None
     _draft_id: Tensor | None
+    _base_rows: Tensor | None
 
     def __init__(
         self,
@@ -60,7 +59,8 @@ class MedusaHeads(nn.Module):
         self.block_weight = nn.Parameter(block_weight)
         self.block_bias = None if block_bias is None else nn.Parameter(block_bias)
         self.lm_weight = None if lm_weight is None else nn.Parameter(lm_weight)
-        self._base_rows: Tensor | None = None  # the base model's, so neither a parameter nor in the state dict
+        # The base model's, so neither a parameter nor in the state dict.
+        self.register_buffer("_base_rows", None, persistent=False)
         self.register_buffer("token_map", token_map)
         self.register_buffer("_draft_id", None if token_map is None else inverse_map(token_map), persistent=False)
         self.meta = meta if meta is not None else self._describe()
@@ -229,10 +229,3 @@ class MedusaHeads(nn.Module):
             parameters=self.num_parameters,
             bytes=self.num_bytes,
         )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> MedusaHeads:
-        """Move the borrowed rows along with the module (`to`, `half`, ...)."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self._base_rows is not None:
-            self._base_rows = fn(self._base_rows)
-        return self

@@ -1,0 +1,92 @@
+"""The compiled engine: the eager engine's text and steps, for every kind of heads, compiled once for all sizes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_decoding import NEW_TOKENS, NO_TREE, PROMPTS, decode
+from tiny_models import plain_greedy, prompt_of, random_eagle, random_heads, random_tree, tiny_base
+
+from mtp_bench.errors import InputError
+from mtp_bench.heads.kinds import AnyHeads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.models.compiled import Compiled, pick_engine
+from mtp_bench.topology import DynamicTree, StaticTree, Topology
+
+CPU = torch.device("cpu")
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def restored_settings() -> Iterator[None]:
+    import torch._inductor.config as inductor
+
+    before = inductor.freezing
+    yield
+    inductor.freezing = before
+
+
+def compiled_base(architecture: str = "llama") -> BaseModel:
+    return replace(tiny_base(architecture), engine=pick_engine("compiled", CPU))
+
+
+def assert_as_eager(base: BaseModel, heads: AnyHeads | None, tree: Topology, *, batch: int = 1) -> None:
+    eager = decode(replace(base, engine="eager"), heads, tree, batch=batch)  # type: ignore[arg-type]
+    found = decode(base, heads, tree, batch=batch)  # type: ignore[arg-type]
+    assert [g.tokens for g in found] == [plain_greedy(base, prompt, NEW_TOKENS) for prompt in PROMPTS]
+    assert [g.accepted for g in found] == [g.accepted for g in eager]
+
+
+@needs_compiler
+@pytest.mark.parametrize("architecture", ["llama", "mistral-window"])
+def test_text_and_steps_are_those_of_the_eager_engine(architecture: str) -> None:
+    base = compiled_base(architecture)
+    heads = random_heads(base)
+    for tree in (NO_TREE, random_tree(0, max_nodes=20)):
+        assert_as_eager(base, heads if tree.num_nodes else None, tree)
+
+
+@needs_compiler
+def test_batches() -> None:
+    base = compiled_base()
+    assert_as_eager(base, random_heads(base, "map"), random_tree(1, max_nodes=12), batch=2)
+
+
+@needs_compiler
+def test_draft_layers() -> None:
+    base = compiled_base()
+    draft = random_eagle(base, "eagle3")
+    for tree in (DynamicTree(3, 3, 8),):
+        assert_as_eager(base, draft, tree)
+
+
+@needs_compiler
+def test_other_sizes_compile_nothing_anew() -> None:
+    base = compiled_base()
+    heads = random_heads(base)
+    wide, narrow = (StaticTree.from_paths([(rank,) for rank in range(width)]) for width in (9, 5))
+    decode(base, heads, wide, [prompt_of(5)])
+    decode(base, None, NO_TREE, [prompt_of(5)])
+    before = Compiled.seconds
+    assert before > 0
+    decode(base, heads, wide, [prompt_of(90)], rows=16)
+    decode(base, None, NO_TREE, [prompt_of(90)])
+    decode(base, heads, narrow, [prompt_of(30)])
+    assert Compiled.seconds == before
+
+
+def test_unknown_engines_are_refused() -> None:
+    with pytest.raises(InputError, match="unknown engine 'fast'"):
+        pick_engine("fast", CPU)
+    assert pick_engine("auto", CPU) == "eager"
+
+
+def test_without_a_compiler_the_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match="needs a C\\+\\+ compiler") as refusal:
+        pick_engine("compiled", CPU)
+    assert "--engine eager" in str(refusal.value)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from mtp_bench.report import style
@@ -116,7 +117,7 @@ def draw_speeds(document: Document) -> Figure:
         axes.set_xlabel("decode speedup over this engine without speculation")
         axes.grid(axis="y", visible=False)
         axes.set_title("Real decoding, interleaved, 95% intervals over prompts")
-        style.caption(figure, f"{document['prompts']} prompts, {document.get('repeats', 1)} times each")
+        style.caption(figure, f"{document['prompts']} prompts, decoded {document.get('repeats', 1)} time(s) by each")
     return figure
 
 
@@ -127,7 +128,7 @@ def draw_categories(document: Document) -> Figure:
     table = table.loc[methods_frame(document)["name"]]
     with style.house_style():
         figure = style.new_figure(2.6 + 0.95 * table.shape[1], 1.6 + 0.42 * len(table))
-        _heat(figure.subplots(), table, "speedup", "{:.2f}", centre=1.0)
+        _heat(figure.subplots(), table, "speedup", "{:.2f}", ratio=True)
         figure.suptitle("Measured speedup by category", x=0.01, ha="left")
     return figure
 
@@ -158,7 +159,7 @@ def draw_transfer(matrices: Sequence[Document]) -> Figure:
         every = figure.subplots(1, len(matrices), squeeze=False)[0]
         for axes, one in zip(every, matrices, strict=True):
             table = pd.DataFrame(100 * np.array(one["loss"]), index=one["tuned_on"], columns=one["used_on"])
-            _heat(axes, table, "loss in %", "{:.1f}", centre=None)
+            _heat(axes, table, "loss in %", "{:.1f}", ratio=False)
             axes.set_title(one["name"])
             axes.set_ylabel("tuned on")
             axes.set_xlabel("used on")
@@ -166,15 +167,17 @@ def draw_transfer(matrices: Sequence[Document]) -> Figure:
     return figure
 
 
-def _heat(axes: Axes, table: pd.DataFrame, label: str, form: str, *, centre: float | None) -> None:
+def _heat(axes: Axes, table: pd.DataFrame, label: str, form: str, *, ratio: bool) -> None:
+    """Ratios are coloured by their logarithm, so that twice and half are equally far from 1."""
     values = table.to_numpy(dtype=float)
-    span = float(np.nanmax(np.abs(values - (centre or 0.0)))) or 1.0
-    if centre is None:
-        image = axes.imshow(values, cmap="Oranges", vmin=0.0, vmax=max(span, 1.0), aspect="auto")
+    shades = np.log(values) if ratio else values
+    span = max(float(np.nanmax(np.abs(shades))), np.log(1.1) if ratio else 1.0)
+    if ratio:
+        image = axes.imshow(values, cmap="PuOr_r", norm=LogNorm(np.exp(-span), np.exp(span)), aspect="auto")
     else:
-        image = axes.imshow(values, cmap="PuOr_r", vmin=centre - span, vmax=centre + span, aspect="auto")
+        image = axes.imshow(values, cmap="Oranges", vmin=0.0, vmax=span, aspect="auto")
     for (i, j), value in np.ndenumerate(values):
-        dark = abs(value - (centre or 0.0)) > 0.65 * span
+        dark = abs(shades[i, j]) > 0.65 * span
         axes.text(j, i, form.format(value), ha="center", va="center", fontsize=8, color="white" if dark else "black")
     axes.set_xticks(
         range(table.shape[1]), [str(name).replace("_", " ") for name in table.columns], rotation=40, ha="right"
@@ -182,4 +185,8 @@ def _heat(axes: Axes, table: pd.DataFrame, label: str, form: str, *, centre: flo
     axes.set_yticks(range(len(table)), [str(name).replace("_", " ") for name in table.index])
     axes.grid(visible=False)
     if axes.figure is not None:
-        axes.figure.colorbar(image, ax=axes, label=label)
+        bar = axes.figure.colorbar(image, ax=axes, label=label)
+        if ratio:
+            ticks = [2.0**power for power in range(-6, 7) if abs(power) * np.log(2) <= span]
+            bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+            bar.minorticks_off()

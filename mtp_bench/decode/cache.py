@@ -25,13 +25,19 @@ def bucket(slots: int, limit: int) -> int:
 
 def write_rows(data: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor, layer: int) -> None:
     """Write keys and values [B, K, R, d] of one layer to slots int64 [B, R] of ``data``."""
-    if data.shape[2] == 1:
-        data[layer, 0].index_copy_(2, slots[0], keys)
-        data[layer, 1].index_copy_(2, slots[0], values)
+    _write(data[layer, 0], data[layer, 1], keys, values, slots)
+
+
+def _write(
+    keys: torch.Tensor, values: torch.Tensor, new_keys: torch.Tensor, new_values: torch.Tensor, slots: torch.Tensor
+) -> None:
+    if len(keys) == 1:
+        keys.index_copy_(2, slots[0], new_keys)
+        values.index_copy_(2, slots[0], new_values)
     else:
-        sequence = torch.arange(data.shape[2], device=data.device)[:, None]
-        data[layer, 0][sequence, :, slots] = keys.transpose(1, 2)
-        data[layer, 1][sequence, :, slots] = values.transpose(1, 2)
+        sequence = torch.arange(len(keys), device=keys.device)[:, None]
+        keys[sequence, :, slots] = new_keys.transpose(1, 2)
+        values[sequence, :, slots] = new_values.transpose(1, 2)
 
 
 # Opaque to the compiler, which would otherwise copy the whole cache in every layer to keep the write pure.
@@ -49,6 +55,8 @@ class TreeCache(Cache):
         super().__init__(layers=[])
         self.data = data
         self.visible = self.length
+        # Made once: a view costs microseconds, and a step would make four per layer.
+        self._layers = [(layer[0], layer[1]) for layer in data]
         self._slots = torch.empty(0)
 
     @classmethod
@@ -85,9 +93,12 @@ class TreeCache(Cache):
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [B, K, R, d] keys and values of one layer; return [B, K, visible, d] views."""
-        write = compiled_write if torch.compiler.is_compiling() else write_rows
-        write(self.data, key_states, value_states, self._slots, layer_idx)
-        keys, values = self.data[layer_idx, 0], self.data[layer_idx, 1]
+        if torch.compiler.is_compiling():
+            compiled_write(self.data, key_states, value_states, self._slots, layer_idx)
+            keys, values = self.data[layer_idx, 0], self.data[layer_idx, 1]
+        else:
+            keys, values = self._layers[layer_idx]
+            _write(keys, values, key_states, value_states, self._slots)
         return keys[:, :, : self.visible], values[:, :, : self.visible]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -58,16 +58,17 @@ def compare(
     chosen = choose_prompts(first.trace, limit)
     answers = [load_answers(first.run, first.trace)[index] for index in chosen]
     context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
+    # Costs first: a step that cannot be timed is told before minutes of decoding are spent.
+    entries: dict[str, tuple[AnyHeads | None, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
+    entries |= {name: (one.heads, one.topology) for name, one in contenders.items()}
+    with progress("costs", STEP_ROUNDS * 2 * len(entries), "timings") as advance:
+        steps = step_costs(base, entries, context, rounds=STEP_ROUNDS, seed=seed, on_progress=running_totals(advance))
     arms = 1 + hf + lookup + len(contenders)
     with progress("compare", arms * len(answers) * repeats, "answers") as advance:
         rows = run_bench(
             base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, seed=seed,
             on_progress=running_totals(advance),
         )  # fmt: skip
-    entries: dict[str, tuple[AnyHeads | None, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
-    entries |= {name: (one.heads, one.topology) for name, one in contenders.items()}
-    with progress("costs", STEP_ROUNDS * 2 * len(entries), "timings") as advance:
-        steps = step_costs(base, entries, context, rounds=STEP_ROUNDS, seed=seed, on_progress=running_totals(advance))
     exact = base.dtype == torch.float32
     document = compare_document(rows, entrants, chosen, context, steps, exact=exact, seed=seed)
     document |= {

@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
+from torch._dynamo.utils import counters  # transformers loads dynamo anyway
 
 from mtp_bench.errors import InputError
 
@@ -36,9 +37,6 @@ class Compiled:
         self._function: Callable[..., Any] = torch.compile(function, dynamic=True)
 
     def __call__(self, *args: Any) -> Any:
-        # Imported late: a second that eager runs need not spend.
-        from torch._dynamo.utils import counters
-
         graphs, start = counters["stats"]["unique_graphs"], time.perf_counter()
         result = self._function(*args)
         if counters["stats"]["unique_graphs"] != graphs:

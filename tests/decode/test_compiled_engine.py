@@ -48,6 +48,8 @@ def test_text_and_steps_are_those_of_the_eager_engine(architecture: str) -> None
     heads = random_heads(base)
     for tree in (NO_TREE, random_tree(0, max_nodes=20)):
         assert_as_eager(base, heads if tree.num_nodes else None, tree)
+    assert set(base.__dict__["_compiled"]) == {("_choices",)}, "or the eager engine was compared with itself"
+    assert {name for name, *_ in heads.__dict__["_compiled"]} == {"propose"}
 
 
 @needs_compiler
@@ -60,19 +62,20 @@ def test_batches() -> None:
 def test_draft_layers() -> None:
     base = compiled_base()
     draft = random_eagle(base, "eagle3")
-    for tree in (DynamicTree(3, 3, 8),):
-        assert_as_eager(base, draft, tree)
+    assert_as_eager(base, draft, DynamicTree(3, 3, 8))
+    assert set(draft.__dict__["_compiled"]) == {("forward",), ("logits",)}
 
 
 @needs_compiler
 def test_other_sizes_compile_nothing_anew() -> None:
     base = compiled_base()
     heads = random_heads(base)
+    start = Compiled.seconds
     wide, narrow = (StaticTree.from_paths([(rank,) for rank in range(width)]) for width in (9, 5))
     decode(base, heads, wide, [prompt_of(5)])
     decode(base, None, NO_TREE, [prompt_of(5)])
     before = Compiled.seconds
-    assert before > 0
+    assert before > start
     decode(base, heads, wide, [prompt_of(90)], rows=16)
     decode(base, None, NO_TREE, [prompt_of(90)])
     decode(base, heads, narrow, [prompt_of(30)])

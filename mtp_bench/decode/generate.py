@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.prefill import PREFILL_CHUNK
@@ -18,7 +20,7 @@ from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.topology import Topology
+from mtp_bench.topology import StaticTree, Topology
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class Request:
         prompt: token ids.
         max_new_tokens: tokens to emit at most; the first comes from prefill.
         ignore_eos: go on after an end token, so that exactly ``max_new_tokens`` are emitted.
+        topology: decoded with this tree, one of those that the decoder mixes; None = the decoder's own.
     """
 
     key: str
     prompt: list[int]
     max_new_tokens: int
     ignore_eos: bool = False
+    topology: StaticTree | None = None
 
 
 @dataclass
@@ -73,7 +77,7 @@ StopRule = Callable[[list[int]], bool]
 
 
 class Decoder:
-    """Serves requests with one base model, one set of heads and one topology."""
+    """Serves requests with one base model, one set of heads and one topology, or several static trees in one batch."""
 
     def __init__(
         self,
@@ -81,17 +85,24 @@ class Decoder:
         heads: AnyHeads | None,
         tree: Topology,
         *,
+        others: Sequence[StaticTree] = (),
         batch: int = 1,
         max_length: int,
         rows: int | None = None,
         cache: TreeCache | None = None,
     ) -> None:
         """Args:
+        others: trees that requests may name instead of ``tree``.
         max_length: longest prompt plus output in tokens.
         rows: pad the tree to this many rows.
         cache: reuse this one (its length must fit ``max_length`` plus the rows).
+
+        Raises:
+            InputError: the heads cannot draft these trees, a dynamic tree is to be mixed with others, or the cache is
+                too small.
         """
-        tensors = TreeTensors.build(tree, base.device, rows=rows, batch=batch)
+        self.tree, self._served = tree, {tree, *others}
+        tensors = _tensors(tree, others, base.device, rows, batch)
         slots = max_length + tensors.rows
         self.base, self.max_length = base, max_length
         # Not `cache or ...`: a cache without layers of transformers' own is falsy.
@@ -143,6 +154,9 @@ class Decoder:
         for _, request in chunk:
             self._check(request)
         start = time.perf_counter()
+        if self.stepper.tree.nodes is not None:
+            for index, request in chunk:
+                self.stepper.tree.assign(index, request.topology or self.tree)  # type: ignore[arg-type]
         firsts = self.stepper.prefill([index for index, _ in chunk], [request.prompt for _, request in chunk])
         now = time.perf_counter()
         slots = []
@@ -153,6 +167,12 @@ class Decoder:
         return slots
 
     def _check(self, request: Request) -> None:
+        if request.topology is not None and request.topology not in self._served:
+            raise InputError(
+                f"a tree of {request.topology.num_nodes} nodes that this decoder was not made for",
+                where=f"prompt {request.key}",
+                fix="name it in others when the decoder is made",
+            )
         needed = len(request.prompt) + request.max_new_tokens
         if needed > self.max_length or needed > self.base.max_positions:
             limit = min(self.max_length, self.base.max_positions)
@@ -161,6 +181,16 @@ class Decoder:
                 where=f"prompt {request.key}",
                 fix="lower --max-new-tokens or leave the prompt out",
             )
+
+
+def _tensors(
+    tree: Topology, others: Sequence[StaticTree], device: torch.device, rows: int | None, batch: int
+) -> TreeTensors:
+    if not others:
+        return TreeTensors.build(tree, device, rows=rows, batch=batch)
+    if not isinstance(tree, StaticTree):
+        raise InputError(f"{tree} is dynamic and cannot share a batch with other trees", fix="decode them apart")
+    return TreeTensors.mixed([tree, *others], device, rows=rows, batch=batch)
 
 
 def _prefill_batches(pairs: list[tuple[int, Request]]) -> Iterator[list[tuple[int, Request]]]:

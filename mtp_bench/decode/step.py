@@ -145,6 +145,8 @@ class TreeStepper:
         if self.drafter is None:
             return
         tokens, tree = self.drafter.draft(which, settled)
+        if self.tree.nodes is not None:
+            tokens = tokens.gather(1, self.tree.nodes[which])
         self.tokens[which, 1 : tokens.shape[1] + 1] = tokens
         if tree is not None:
             self.tree.put(which, tree)

@@ -10,7 +10,13 @@ from mtp_bench.cli import options
 from mtp_bench.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mtp_bench.decode.answers import Answer
+    from mtp_bench.decode.bench import Contender
+    from mtp_bench.models.base import BaseModel
     from mtp_bench.runs import RunFolder
+    from mtp_bench.trace import RankTrace
 
 
 def bench(
@@ -21,6 +27,9 @@ def bench(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Prompts to decode, balanced by category.")] = 27,
     repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded by each arm.")] = 2,
     hf: Annotated[bool, typer.Option("--hf/--no-hf", help="Also time Hugging Face generate.")] = True,
+    batch: Annotated[
+        str, typer.Option(help="Batch sizes (1,4,8): more than 1 measures throughput, with requests refilled.")
+    ] = "1",
     fail_under: Annotated[
         float | None, typer.Option(help="Exit code 3 if the best tree's speedup is below this.")
     ] = None,
@@ -34,9 +43,11 @@ def bench(
     """Decode a run's prompts with the winning tree (or --topology ...), the N = 0 baseline and HF generate."""
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
+    from mtp_bench.cli.throughput import parse_batches, print_throughput, throughput_run
     from mtp_bench.runs import open_run
     from mtp_bench.topology import resolve_topology
 
+    batches = parse_batches(batch)
     run = open_run(profile)
     manifest = run.read_manifest()
     specs = list(topology or [str(run.topology)])
@@ -46,9 +57,14 @@ def bench(
         model or facts["name"], dtype=dtype or short_dtype(facts["dtype"]), device=device,
         attention=attention or facts["attention"], engine=engine or facts.get("engine", "eager"), seed=seed,
     )  # fmt: skip
-    document = bench_run(
-        run, base, heads_of_run(manifest, base, heads), trees, limit=limit, repeats=repeats, hf=hf, seed=seed
-    )
+    drafting = heads_of_run(manifest, base, heads)
+    if batches != (1,):
+        document = throughput_run(run, base, drafting, trees, batches, limit=limit, repeats=repeats, seed=seed)
+        print_throughput(document)
+        if json_output:
+            emit_json(document)
+        return
+    document = bench_run(run, base, drafting, trees, limit=limit, repeats=repeats, hf=hf, seed=seed)
     print_bench(document)
     if json_output:
         emit_json(document)
@@ -67,20 +83,15 @@ def bench_run(
     from mtp_bench.models.compiled import Compiled
     from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
     from mtp_bench.profile.environment import environment, model_facts, timestamp
-    from mtp_bench.profile.run import load_answers
     from mtp_bench.progress import progress, running_totals, warn
-    from mtp_bench.trace import RankTrace
 
-    trace = RankTrace.load(run.trace)
-    chosen = choose_prompts(trace, limit)
-    answers = [load_answers(run, trace)[index] for index in chosen]
-    context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
+    trace, answers, context = bench_material(run, limit)
     measured_with = run.read_manifest()["model"].get("engine", "eager")
     cost = CostTable.from_csv(run.cost) if run.cost.exists() else None
     if cost is not None and measured_with != base.engine:
         warn(f"no prediction: the run's costs are those of the {measured_with} engine")
         cost = None
-    predictor = Predictor(trace.select(chosen), cost, context)
+    predictor = Predictor(trace, cost, context)
     arms = 1 + hf + len(trees)
     with progress("bench", arms * len(answers) * repeats, "answers") as advance:
         contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
@@ -88,6 +99,7 @@ def bench_run(
             base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=running_totals(advance)
         )
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
+    _account(document, base, contenders, answers, context)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
         "model": model_facts(base), "environment": environment(base.device), "compile_s": round(Compiled.seconds, 1),
@@ -95,6 +107,40 @@ def bench_run(
     write_bench_csv(run.bench_csv, rows, trees, predictor)
     write_json(run.bench_json, document)
     return document
+
+
+def bench_material(run: RunFolder, limit: int) -> tuple[RankTrace, list[Answer], int]:
+    """The trace and the answers of ``limit`` prompts of a run, and their mean context in tokens."""
+    from mtp_bench.profile.run import load_answers
+    from mtp_bench.trace import RankTrace
+
+    trace = RankTrace.load(run.trace)
+    chosen = choose_prompts(trace, limit)
+    answers = [load_answers(run, trace)[index] for index in chosen]
+    context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
+    return trace.select(chosen), answers, context
+
+
+def _account(
+    document: dict[str, Any], base: BaseModel, contenders: Mapping[str, Contender], answers: list[Answer], context: int
+) -> None:
+    """Add to every arm of ours what its steps move and compute, and where their time goes."""
+    from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
+    from mtp_bench.decode.budget import step_budget
+    from mtp_bench.profile.accounting import measure_limits, step_work
+    from mtp_bench.progress import say
+    from mtp_bench.topology import StaticTree
+
+    say("where a step's time goes ...")
+    limits = measure_limits(base.device, base.dtype)
+    document["limits"] = {"copy_bytes_per_s": limits.copy_bytes_per_s, "flops_per_s": limits.flops_per_s}
+    everyone = {ENGINE_BASELINE: Contender(StaticTree(()), None), **contenders}
+    longest = max(answers, key=lambda answer: len(answer.tokens))
+    arms = {ENGINE_BASELINE: document["baseline"]["engine"], **{tree["tree"]: tree for tree in document["trees"]}}
+    for name, parts in step_budget(base, everyone, longest).items():
+        one, arm = everyone[name], arms[name]
+        work = step_work(base, one.heads, one.topology, batch=1, context=context)
+        arm["work"], arm["budget_ms"] = work.figures(arm["step_ms"], limits), parts
 
 
 def heads_of_run(manifest: dict[str, Any], base: Any, named: str | None) -> Any:
@@ -146,6 +192,7 @@ def print_bench(document: dict[str, Any]) -> None:
         if "speedup_over_hf" in arm:
             text += f", {_ratio(arm['speedup_over_hf'])} of generate's speed"
         typer.echo(text)
+        _print_account(arm)
     for tree in document["trees"]:
         text = (
             f"{tree['tree']} ({tree['num_nodes']} nodes): {tree['tokens_per_s']:.2f} tokens/s, "
@@ -162,6 +209,19 @@ def print_bench(document: dict[str, Any]) -> None:
             f"  {'lossless' if tree['lossless'] else 'NOT LOSSLESS'}: {tree['divergences']} of {tree['runs']} runs "
             f"diverge, {tree['divergences_at_near_ties']} of them at a near-tie"
         )
+        _print_account(tree)
+
+
+def _print_account(arm: dict[str, Any]) -> None:
+    if "work" not in arm:
+        return
+    work, parts = arm["work"], arm["budget_ms"]
+    typer.echo(
+        f"  {work['bytes_per_step'] / 1e6:.0f} MB and {work['flops_per_step'] / 1e9:.2f} GFLOP per step: "
+        f"{work['bytes_per_s'] / 1e9:.1f} GB/s, {100 * work['share_of_copy_bandwidth']:.0f}% of this device's copy "
+        f"bandwidth (least time {work['floor_ms']:.1f} ms)"
+    )
+    typer.echo("  step: " + ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items()) + " ms")
 
 
 def check_bench(document: dict[str, Any], fail_under: float | None) -> None:

@@ -3,6 +3,7 @@
 from mtp_bench.cost.points import DRAFT, DYNAMIC_DRAFT, STATUSES, VERIFY, CostPoint, read_points, write_points
 from mtp_bench.cost.roofline import Roofline
 from mtp_bench.cost.table import CostTable
+from mtp_bench.cost.work import DeviceLimits, StepWork
 
 __all__ = [
     "DRAFT",
@@ -11,7 +12,9 @@ __all__ = [
     "VERIFY",
     "CostPoint",
     "CostTable",
+    "DeviceLimits",
     "Roofline",
+    "StepWork",
     "read_points",
     "write_points",
 ]

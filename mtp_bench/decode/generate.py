@@ -77,7 +77,12 @@ StopRule = Callable[[list[int]], bool]
 
 
 class Decoder:
-    """Serves requests with one base model, one set of heads and one topology, or several static trees in one batch."""
+    """Serves requests with one base model, one set of heads and one topology, or several static trees in one batch.
+
+    Attributes:
+        passes: steps of the whole batch so far.
+        prefill_s: seconds spent in prefill so far, the rest of ``run`` being decoding.
+    """
 
     def __init__(
         self,
@@ -90,12 +95,14 @@ class Decoder:
         max_length: int,
         rows: int | None = None,
         cache: TreeCache | None = None,
+        stepper: type[TreeStepper] = TreeStepper,
     ) -> None:
         """Args:
         others: trees that requests may name instead of ``tree``.
         max_length: longest prompt plus output in tokens.
         rows: pad the tree to this many rows.
         cache: reuse this one (its length must fit ``max_length`` plus the rows).
+        stepper: what runs the steps, to look into them.
 
         Raises:
             InputError: the heads cannot draft these trees, a dynamic tree is to be mixed with others, or the cache is
@@ -110,8 +117,9 @@ class Decoder:
         if self.cache.length < slots or self.cache.batch != batch:
             given, needed = f"{self.cache.batch} x {self.cache.length}", f"{batch} x {slots}"
             raise InputError(f"the given cache holds {given} slots, {needed} are needed")
-        self.stepper = TreeStepper(base, heads, tensors, self.cache)
+        self.stepper = stepper(base, heads, tensors, self.cache)
         self._slots: list[_Slot | None] = [None] * batch
+        self.passes, self.prefill_s = 0, 0.0
 
     def run(self, requests: Iterable[Request], *, stop: StopRule | None = None) -> Iterator[Generation]:
         """Yield each request's generation when it ends, in order of ending.
@@ -129,6 +137,7 @@ class Decoder:
             if not busy:
                 return
             results = self.stepper.step(max(slot.length for slot in busy)).tolist()
+            self.passes += 1
             now = time.perf_counter()
             for index, slot in enumerate(self._slots):
                 if slot is not None and slot.advance(results[index], now, self.base.eos_ids, stop):
@@ -159,6 +168,7 @@ class Decoder:
                 self.stepper.tree.assign(index, request.topology or self.tree)  # type: ignore[arg-type]
         firsts = self.stepper.prefill([index for index, _ in chunk], [request.prompt for _, request in chunk])
         now = time.perf_counter()
+        self.prefill_s += now - start
         slots = []
         for (index, request), first in zip(chunk, firsts, strict=True):
             slot = _Slot(Generation(request, prefill_s=now - start), len(request.prompt), now)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from mtp_bench.decode.accept import accept_greedy
+from mtp_bench.decode.accept import Acceptance, accept_greedy
 from mtp_bench.decode.cache import TreeCache, bucket
 from mtp_bench.decode.draft import Settled, Which
 from mtp_bench.decode.drafters import drafter_for
@@ -112,7 +112,14 @@ class TreeStepper:
             what ``step`` returns, and what the next tree is drafted from.
         """
         verified = self.verify(longest)
-        outcome = accept_greedy(self.tokens, verified.choices, self.tree)
+        return self.settle(verified, self.accept(verified), longest)
+
+    def accept(self, verified: Verified) -> Acceptance:
+        """The longest path of each tree that the base model would have taken."""
+        return accept_greedy(self.tokens, verified.choices, self.tree)
+
+    def settle(self, verified: Verified, outcome: Acceptance, longest: int) -> tuple[torch.Tensor, Settled]:
+        """Move the accepted rows of the cache to their places, set the next root, tell the host."""
         starts = self.lengths.clone()
         if self.tree.depth:
             self.cache.move(starts[:, None] + outcome.path[:, 1:], starts[:, None] + self._depths)

@@ -101,7 +101,7 @@ class TreeTensors:
         return cls(tree, *(part[None].to(device) for part in (*parts, real, ancestors, path_rows)))
 
     @classmethod
-    def _blank(cls, tree: DynamicTree, device: torch.device, rows: int, batch: int) -> TreeTensors:
+    def _blank(cls, tree: Topology, device: torch.device, rows: int, batch: int) -> TreeTensors:
         none = torch.zeros(batch, rows, dtype=torch.int64, device=device)
         ancestors = torch.eye(rows, dtype=torch.bool, device=device)
         ancestors[:, 0] = True

@@ -118,6 +118,7 @@ def step_costs(
     contenders: Mapping[str, tuple[AnyHeads | None, Topology]],
     context: int,
     *,
+    batch: int = 1,
     rounds: int = 20,
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
@@ -131,14 +132,14 @@ def step_costs(
     Raises:
         InputError: a step ran out of memory or gave numbers that are not finite.
     """
-    options = SweepOptions(rows=(), contexts=(context,), rounds=rounds, seed=seed)
-    cache = _filled_cache(base, 1, context + max(tree.rows for _, tree in contenders.values()), seed)
+    options = SweepOptions(rows=(), contexts=(context,), batch=batch, rounds=rounds, seed=seed)
+    cache = _filled_cache(base, batch, context + max(tree.rows for _, tree in contenders.values()), seed)
     verify, draft = {}, {}
     for name, (heads, tree) in contenders.items():
         shape = (
             tree if isinstance(tree, StaticTree) else typical_tree(tree.num_nodes, depth=tree.depth, top_k=tree.rows)
         )
-        verify[name] = _verify_cell(base, cache, shape, tree.rows, context, 1)
+        verify[name] = _verify_cell(base, cache, shape, tree.rows, context, batch)
         if tree.depth:
             draft[name] = _draft_cell(base, heads, tree, context, options)
     points = time_cells([*verify.values(), *draft.values()], base.device, options, on_progress)

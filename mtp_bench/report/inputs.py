@@ -31,6 +31,7 @@ FILES = {
     "topology.json": "mtp-bench optimize-tree",
     "bench.csv": "mtp-bench bench",
     "bench.json": "mtp-bench bench",
+    "throughput.json": "mtp-bench bench --batch 1,4,8",
 }
 LOSS_FILE, HELD_OUT_FILE = "loss.csv", "heldout.csv"
 LOSS_COLUMNS = ("step", "tokens", "loss")
@@ -49,7 +50,8 @@ class RunInputs:
     Args:
         folder: the run folder.
         manifest: ``run.json``.
-        trace, acceptance, cost, optimize, tree, bench, bench_summary: the other files, in the order of :data:`FILES`.
+        trace, acceptance, cost, optimize, tree, bench, bench_summary, throughput: the other files, in the order of
+            :data:`FILES`.
         loss, held_out: the training's CSVs.
         missing: file name -> the command that writes it.
         damaged: what is wrong with files that are there but cannot be used.
@@ -64,6 +66,7 @@ class RunInputs:
     tree: StaticTree | None = None
     bench: pd.DataFrame | None = None
     bench_summary: Mapping[str, Any] | None = None
+    throughput: Mapping[str, Any] | None = None
     loss: pd.DataFrame | None = None
     held_out: pd.DataFrame | None = None
     missing: tuple[tuple[str, str], ...] = ()
@@ -112,6 +115,7 @@ def read_run(folder: Path, *, training: Path | None = None) -> RunInputs:
         tree=attempt(folder / "topology.json", _static_tree),
         bench=attempt(folder / "bench.csv", _table(BENCH_COLUMNS)),
         bench_summary=attempt(folder / "bench.json", _document),
+        throughput=attempt(folder / "throughput.json", _document),
         loss=attempt(loss_path, _table(LOSS_COLUMNS)),
         held_out=attempt(held_out_path, _table(HELD_OUT_COLUMNS)),
         missing=tuple((name, command) for name, command in FILES.items() if not (folder / name).is_file()),

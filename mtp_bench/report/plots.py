@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError, MtpBenchError
-from mtp_bench.report import acceptance, costs, history, prediction, sizes, training, trees
+from mtp_bench.report import acceptance, budget, costs, history, prediction, sizes, throughput, training, trees
 from mtp_bench.report.inputs import RunInputs
 from mtp_bench.topology import Path, StaticTree, chain, resolve
 from mtp_bench.trace import AcceptanceTable
@@ -110,6 +110,18 @@ def _prediction(inputs: RunInputs) -> Plot | None:
     return None if data is None else Plot("prediction", PREDICTION, prediction.draw_predictions(data), data.export())
 
 
+def _budget(inputs: RunInputs) -> Plot | None:
+    frame = budget.budget_frame(inputs.bench_summary) if inputs.bench_summary is not None else None
+    return None if frame is None else Plot("step_budget", BUDGET, budget.draw_budget(frame), frame)
+
+
+def _throughput(inputs: RunInputs) -> Plot | None:
+    if inputs.throughput is None:
+        return None
+    frame = throughput.throughput_frame(inputs.throughput)
+    return Plot("throughput", THROUGHPUT, throughput.draw_throughput(frame), frame)
+
+
 def _history(inputs: RunInputs) -> Plot | None:
     data = history.optuna_history(inputs.optimize) if inputs.optimize is not None else None
     return None if data is None else Plot("optuna", OPTUNA, history.draw_history(data), data.frame)
@@ -133,11 +145,15 @@ COST = "Cost of a verification pass"
 SIZES = "Tokens per step and speedup by tree size"
 TREE = "The chosen tree"
 PREDICTION = "Predicted against measured speed"
+BUDGET = "Where a step's time goes"
+THROUGHPUT = "Throughput against batch size"
 OPTUNA = "Optuna's search beside the exact optimum"
 TRAINING = "Training of the heads"
 
 BUILDERS: tuple[tuple[str, Builder, str], ...] = (
     (PREDICTION, _prediction, "bench.csv or bench.json with predictions (mtp-bench bench)"),
+    (BUDGET, _budget, "bench.json with the parts of a step (mtp-bench bench)"),
+    (THROUGHPUT, _throughput, "throughput.json (mtp-bench bench --batch 1,4,8)"),
     (SIZES, _sizes, "optimize.json with its curve (mtp-bench optimize-tree)"),
     (TREE, _tree, "topology.json or optimize.json with a tree of at least one node (mtp-bench optimize-tree)"),
     (ACCEPTANCE, _acceptance, "acceptance.csv or trace.npz (mtp-bench profile)"),

@@ -1,6 +1,7 @@
 """Rank traces, acceptance tables, replay and intervals: everything that is known about acceptance without a model."""
 
 from mtp_bench.trace.acceptance import AcceptanceTable, MeasuredRates
+from mtp_bench.trace.batching import batch_passes
 from mtp_bench.trace.bootstrap import (
     Interval,
     interval_of,
@@ -23,6 +24,7 @@ __all__ = [
     "Replay",
     "StepStats",
     "accepted_lengths",
+    "batch_passes",
     "interval_of",
     "merge_traces",
     "paired_difference",

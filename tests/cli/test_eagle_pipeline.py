@@ -74,9 +74,34 @@ def test_a_dynamic_winner_is_benched_evaluated_and_reported(folder: Path) -> Non
     assert tree["lossless"]
     assert tree["steps"] == tree["replayed_steps"]
     assert tree["predicted_tokens_per_s"] > 0
+    assert tree["budget_ms"]["draft"] > 0
+    assert tree["work"]["floor_ms"] > 0
     output = run("evaluate", "dynamic:2,2,4", "chain:2", *profile, "--json")
     assert len(json.loads(output.splitlines()[-1])["trees"]) == 2
     run("report", str(folder / "runs" / "eagle"))
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle"])
+def test_throughput_over_batch_sizes(folder: Path, name: str) -> None:
+    path = folder / "runs" / name
+    options = ["--limit", "6", "--repeats", "1", "--topology", "chain:2", "--topology", "none", "--batch", "1,3"]
+    output = run("bench", "--profile", str(path), *options, "--json")
+    points = json.loads(output.splitlines()[-1])["points"]
+    assert [(one["batch"], one["num_nodes"]) for one in points] == [(1, 0), (1, 2), (1, 0), (3, 0), (3, 2), (3, 0)]
+    for one in points:
+        assert one["passes"] == one["predicted_passes"]
+        assert one["differing"] == 0
+        assert one["predicted_tokens_per_s"] > 0
+        assert one["work"]["share_of_copy_bandwidth"] > 0
+    assert (path / "throughput.csv").read_text().count("\n") == 1 + len(points)
+    run("report", str(path))
+    assert "Throughput against batch size" in (path / "report.html").read_text()
+
+
+def test_batch_sizes_must_be_numbers(folder: Path) -> None:
+    for text, message in (("1,many", "no list of batch sizes"), ("0,4", "no batch size")):
+        with pytest.raises(InputError, match=message):
+            run("bench", "--profile", str(folder / "runs" / "medusa"), "--batch", text)
 
 
 def test_compare(folder: Path) -> None:

@@ -8,10 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from mtp_bench.cost import CostPoint, CostTable
+from mtp_bench.cost import CostPoint, CostTable, DeviceLimits, StepWork
+from mtp_bench.decode.bench import ENGINE_BASELINE
+from mtp_bench.decode.throughput import ThroughputRow
+from mtp_bench.profile.costs import StepCost
+from mtp_bench.profile.throughput import throughput_document
 from mtp_bench.search.optimize import OptimizeOptions, optimize
 from mtp_bench.topology import StaticTree, TopologyDocument, chain
-from mtp_bench.trace import AcceptanceTable, RankTrace, replay
+from mtp_bench.trace import AcceptanceTable, RankTrace, batch_passes, replay
 
 DEPTH, TOP_K = 4, 10
 CATEGORIES = ("coding", "math", "writing")
@@ -87,13 +91,38 @@ def make_bench(
     plain = summary[0]["tokens_per_s"]
     for one in summary:
         one |= {"speedup": one["tokens_per_s"] / plain, "speedup_ci": [1.5, 1.9], "lossless": True, "divergences": 0}
-    baseline = {"engine": {"tokens_per_s": plain}, "hf": {"tokens_per_s": 0.96 * plain}}
+    parts = {"draft": 2.0, "verify": 41.0, "accept": 0.2, "cache move": 0.3, "host gap": 1.1}
+    for one in summary:
+        one |= {"budget_ms": parts, "work": {"floor_ms": 15.0}}
+    baseline = {"engine": {"tokens_per_s": plain, **{k: summary[0][k] for k in ("budget_ms", "work")}}}
+    baseline |= {"hf": {"tokens_per_s": 0.96 * plain}}
     return "\n".join(lines) + "\n", {
         "schema": "mtp-bench/bench",
         "version": 1,
         "baseline": baseline,
         "trees": summary[1:],
     }
+
+
+def make_throughput(trace: RankTrace, cost: CostTable, trees: dict[str, StaticTree]) -> dict[str, Any]:
+    """``throughput.json`` of a machine on which a sequence more costs a tenth more."""
+    costs: dict[int, dict[str, StepCost]] = {}
+    rows = []
+    for batch in (1, 2, 4):
+        costs[batch] = {}
+        for name, tree in trees.items():
+            ms = cost.step_ms(tree.rows, depth=tree.depth) * (0.9 + 0.1 * batch)
+            costs[batch][name] = StepCost(ms, 0.0)
+            steps = replay(trace, tree).steps.tolist()
+            for block in range(0, len(steps), 8):
+                passes = batch_passes(steps[block : block + 8], batch)
+                tokens = int(replay(trace, tree).tokens[block : block + 8].sum())
+                seconds = 1.03 * passes * ms / 1e3
+                figures = (8, tokens, sum(steps[block : block + 8]), passes, 0.5, seconds, 0)
+                rows.append(ThroughputRow(name, batch, block // 8, 0, *figures))
+    named = {name: tree for name, tree in trees.items() if name != ENGINE_BASELINE}
+    work = {batch: dict.fromkeys(trees, StepWork(3e8, 1e7, 1e10)) for batch in costs}
+    return throughput_document(rows, named, trace, costs, work, DeviceLimits(1e10, 1e12), block=8)
 
 
 def make_training(folder: Path, steps: int = 300, seed: int = 0) -> None:
@@ -134,7 +163,9 @@ def write_run(folder: Path, *, max_nodes: int = 63, name: str = "<b>small & odd<
         "model": {"name": name, "sha256": "0" * 64, "dtype": "bfloat16", "device": "cpu", "parameters": 134515008},
         "environment": {"cpu": {"name": "some CPU", "cores": 2}, "versions": {"torch": "2.13"}},
     }
-    for file, document in (("optimize.json", found), ("bench.json", summary), ("run.json", manifest)):
-        (folder / file).write_text(json.dumps(document))
+    throughput = make_throughput(trace, cost, {ENGINE_BASELINE: chain(0), "chain:4": chain(4), "best": best})
+    documents = {"optimize": found, "bench": summary, "throughput": throughput, "run": manifest}
+    for file, document in documents.items():
+        (folder / f"{file}.json").write_text(json.dumps(document))
     make_training(folder)
     return folder

@@ -196,7 +196,16 @@ def test_the_command_prints_one_json_document_last(tmp_path: Path, monkeypatch: 
     app.command()(report)
     results = tmp_path / "results"
     write_run(results / "one", max_nodes=3)
-    for name in ("trace.npz", "optimize.json", "bench.csv", "bench.json", "loss.csv", "heldout.csv", "cost.csv"):
+    for name in (
+        "trace.npz",
+        "optimize.json",
+        "bench.csv",
+        "bench.json",
+        "loss.csv",
+        "heldout.csv",
+        "cost.csv",
+        "throughput.json",
+    ):
         (results / "one" / name).unlink()
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["--json"])

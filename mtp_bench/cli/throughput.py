@@ -1,0 +1,111 @@
+"""What ``mtp-bench bench --batch 1,4,8`` does: decode in batches, and hold predictions against it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from mtp_bench.errors import InputError
+
+if TYPE_CHECKING:
+    from mtp_bench.runs import RunFolder
+
+STEP_ROUNDS = 12
+# Prompts per queue, as a multiple of the largest batch: few enough for pairs, enough that slots are mostly busy.
+QUEUE = 2
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """``1,4,8`` -> batch sizes, ascending.
+
+    Raises:
+        InputError: not a list of positive numbers.
+    """
+    try:
+        batches = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise InputError(f"{text!r} is no list of batch sizes", where="--batch", fix="write e.g. 1,4,8") from error
+    if batches[0] < 1:
+        raise InputError(f"{batches[0]} is no batch size", where="--batch", fix="use 1 or more")
+    return batches
+
+
+def throughput_run(
+    run: RunFolder, base: Any, heads: Any, trees: Any, batches: tuple[int, ...], *, limit: int, repeats: int, seed: int
+) -> dict[str, Any]:
+    """Decode a run's prompts at every batch size; writes throughput.json, its CSV and plot; return the document."""
+    from mtp_bench.cli.bench import bench_material
+    from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
+    from mtp_bench.decode.throughput import run_throughput
+    from mtp_bench.files import write_json
+    from mtp_bench.models.compiled import Compiled
+    from mtp_bench.profile.accounting import measure_limits, step_work
+    from mtp_bench.profile.costs import step_costs
+    from mtp_bench.profile.environment import environment, model_facts, timestamp
+    from mtp_bench.profile.throughput import throughput_document
+    from mtp_bench.progress import progress, running_totals
+    from mtp_bench.report.throughput import write_throughput
+    from mtp_bench.topology import StaticTree
+
+    trace, answers, context = bench_material(run, max(limit, max(batches)))
+    contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
+    everyone = {ENGINE_BASELINE: (None, StaticTree(())), **{name: (heads, tree) for name, tree in trees.items()}}
+    limits = measure_limits(base.device, base.dtype)
+    costs, work = {}, {}
+    with progress("costs", STEP_ROUNDS * (2 * len(everyone) - 1) * len(batches), "timings") as advance:
+        for batch in batches:
+            costs[batch] = step_costs(
+                base, everyone, context, batch=batch, rounds=STEP_ROUNDS, seed=seed, on_progress=running_totals(advance)
+            )
+            work[batch] = {
+                name: step_work(base, some, tree, batch=batch, context=context)
+                for name, (some, tree) in everyone.items()
+            }
+    block = QUEUE * max(batches)
+    planned = len(everyone) * len(batches) * len(answers) * repeats
+    with progress("decoding in batches", planned, "answers") as advance:
+        rows = run_throughput(
+            base, contenders, answers, batches, block=block, repeats=repeats, seed=seed,
+            on_progress=running_totals(advance),
+        )  # fmt: skip
+    document = throughput_document(rows, trees, trace, costs, work, limits, block=block, seed=seed)
+    document |= {
+        "created": timestamp(), "prompts": len(answers), "context": context, "model": model_facts(base),
+        "environment": environment(base.device), "compile_s": round(Compiled.seconds, 1),
+    }  # fmt: skip
+    write_json(run.throughput, document)
+    write_throughput(document, run.path)
+    return document
+
+
+def print_throughput(document: dict[str, Any]) -> None:
+    """The table for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "batch", "tree", "N", "tokens_per_step", "pass ms", "tokens/s", "predicted", "speedup", "GB/s", "floor"
+    )
+    for one in document["points"]:
+        interval = one["speedup_ci"]
+        speedup = f"{one['speedup']:.3f}x" + (f" [{interval[0]:.2f}, {interval[1]:.2f}]" if interval else "")
+        table.add_row(
+            str(one["batch"]),
+            one["tree"],
+            str(one["num_nodes"]),
+            f"{one['tokens_per_step']:.3f}",
+            f"{one['pass_ms']:.2f}",
+            f"{one['tokens_per_s']:.1f}",
+            f"{one['predicted_tokens_per_s']:.1f} ({100 * one['prediction_error']:+.1f}%)",
+            speedup,
+            f"{one['work']['bytes_per_s'] / 1e9:.1f}",
+            f"{100 * one['work']['share_of_floor']:.0f}%",
+        )
+    Console(width=150, highlight=False).print(table)
+    typer.echo(
+        f"{document['prompts']} prompts in queues of {document['block']}; tokens/s of all requests together, prefill "
+        "apart; floor: the least time for the step's bytes and operations, as a share of the time it took"
+    )
+    best = max(document["points"], key=lambda one: one["tokens_per_s"])
+    typer.echo(f"highest throughput: {best['tokens_per_s']:.1f} tokens/s, {best['tree']} at batch {best['batch']}")

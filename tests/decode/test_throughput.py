@@ -1,0 +1,63 @@
+"""Decoding in batches: passes are those that replay foretells, text is that of single decoding, parts add up."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_decoding import NO_TREE, answers_of, decode
+from tiny_models import SHAPES, TOP_K, prompt_of, random_eagle, random_heads, tiny_base
+
+from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
+from mtp_bench.decode.budget import HOST, PARTS, step_budget
+from mtp_bench.decode.throughput import run_throughput
+from mtp_bench.heads.kinds import AnyHeads
+from mtp_bench.profile.record import record_trace
+from mtp_bench.topology import DynamicTree, Topology
+from mtp_bench.trace import batch_passes, replay
+
+PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((4, 19, 9, 1, 13, 9, 30, 6, 2))]
+BATCHES = (1, 2, 4)
+BLOCK = 5
+
+
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+def test_passes_are_foretold_exactly(kind: str) -> None:
+    base = tiny_base()
+    heads: AnyHeads = random_heads(base) if kind == "medusa" else random_eagle(base, kind)
+    trees: dict[str, Topology] = {"chain": SHAPES["chain"], "wide": SHAPES["random-63"]}
+    answers = answers_of(decode(base, None, NO_TREE, PROMPTS))
+    trace = record_trace(base, heads, answers, top_k=TOP_K)
+    rows = run_throughput(
+        base, {name: Contender(tree, heads) for name, tree in trees.items()}, answers, BATCHES, block=BLOCK
+    )
+    assert len(rows) == len(BATCHES) * 2 * (1 + len(trees))
+    fewer = 0
+    for row in rows:
+        steps = replay(trace, trees.get(row.arm, NO_TREE)).steps.tolist()[BLOCK * row.block :][:BLOCK]
+        assert row.requests == len(steps)
+        assert row.steps == sum(steps)
+        assert row.passes == batch_passes(steps, row.batch)
+        assert row.differing == 0
+        assert row.tokens == sum(len(answer.tokens) - 1 for answer in answers[BLOCK * row.block :][:BLOCK])
+        fewer += row.arm != ENGINE_BASELINE and row.steps < row.tokens
+    assert fewer, "a test where nothing is accepted shows nothing"
+
+
+@pytest.mark.parametrize(
+    ("steps", "batch", "passes"),
+    [([], 3, 0), ([5], 1, 5), ([5, 2, 3], 1, 10), ([5, 2, 3], 2, 5), ([5, 2, 4], 2, 6), ([1, 1, 1, 1, 9], 2, 11)],
+)
+def test_passes_of_a_queue(steps: list[int], batch: int, passes: int) -> None:
+    assert batch_passes(steps, batch) == passes
+
+
+@pytest.mark.parametrize("topology", [NO_TREE, SHAPES["full-3-2-1"], DynamicTree(3, 2, 4)])
+def test_the_parts_of_a_step(topology: Topology) -> None:
+    base = tiny_base()
+    [answer] = answers_of(decode(base, None, NO_TREE, PROMPTS[:1]))
+    budget = step_budget(base, {"arm": Contender(topology, random_eagle(base))}, answer)["arm"]
+    assert tuple(budget) == PARTS
+    assert budget["verify"] > budget["accept"] > 0
+    assert budget["draft"] > 0
+    if not topology.num_nodes:
+        assert budget["draft"] < 0.1 * budget["verify"], "nothing is drafted"
+    assert 0 < budget[HOST] < sum(budget.values())

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.memory import check_memory
 from mtp_bench.decode.prefill import PREFILL_CHUNK
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
@@ -105,13 +106,14 @@ class Decoder:
         stepper: what runs the steps, to look into them.
 
         Raises:
-            InputError: the heads cannot draft these trees, a dynamic tree is to be mixed with others, or the cache is
-                too small.
+            InputError: the heads cannot draft these trees, a dynamic tree is to be mixed with others, the cache is
+                too small, or the memory.
         """
         self.tree, self._served = tree, {tree, *others}
         tensors = _tensors(tree, others, base.device, rows, batch)
         slots = max_length + tensors.rows
         self.base, self.max_length = base, max_length
+        check_memory(base, batch=batch, length=slots, rows=tensors.rows, cached=cache is not None)
         # Not `cache or ...`: a cache without layers of transformers' own is falsy.
         self.cache = cache if cache is not None else TreeCache.allocate(base, batch=batch, length=slots)
         if self.cache.length < slots or self.cache.batch != batch:

@@ -16,6 +16,7 @@ from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.generate import Decoder, Request
+from mtp_bench.decode.memory import check_memory
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import StaticTree
 
@@ -99,6 +100,7 @@ def _decoders(
     widest = max(one.topology.rows for one in everyone.values())
     decoders = {}
     for batch in batches:
+        check_memory(base, batch=batch, length=longest + widest, rows=widest)
         cache = TreeCache.allocate(base, batch=batch, length=longest + widest)
         for name, one in everyone.items():
             heads = one.heads if one.topology.num_nodes else None

@@ -18,6 +18,7 @@ import torch
 from mtp_bench.cost import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Settled
+from mtp_bench.decode.memory import check_memory
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
@@ -231,6 +232,7 @@ def _point(cell: _Cell) -> CostPoint:
 def _verify_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions) -> Iterable[_Cell]:
     depth = heads.max_depth if heads is not None else 4
     length = max(options.contexts) + max(options.rows)
+    check_memory(base, batch=options.batch, length=length, rows=min(options.rows))
     cache = _filled_cache(base, options.batch, length, options.seed)
     for rows in options.rows:
         tree = typical_tree(rows - 1, depth=depth, top_k=max(options.draft_top_k, rows))

@@ -1,0 +1,69 @@
+"""Memory that decoding will take, known before it starts: a refusal with numbers beats being killed half way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from mtp_bench.decode.prefill import PREFILL_CHUNK
+from mtp_bench.errors import InputError
+from mtp_bench.models.base import BaseModel
+from mtp_bench.models.memory import available_bytes
+
+# Of what is free, for what an estimate leaves out: kernels' workspaces, the allocator's gaps, other programs.
+USABLE_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeed:
+    """Bytes on top of the loaded weights.
+
+    Attributes:
+        cache: keys and values of all slots.
+        step: the largest pass: logits, masks, and the widest hidden states.
+    """
+
+    cache: int
+    step: int
+
+    @property
+    def total(self) -> int:
+        """Both."""
+        return self.cache + self.step
+
+
+def memory_need(base: BaseModel, *, batch: int, length: int, rows: int) -> MemoryNeed:
+    """Estimate for ``batch`` sequences of ``length`` slots each, verified ``rows`` rows at a time."""
+    size = base.dtype.itemsize
+    verify, prefill = rows * batch, min(PREFILL_CHUNK, length)
+    groups = base.num_attention_heads // base.num_kv_heads
+    # A mask is made as booleans and handed over in the model's dtype, once per query head of a group.
+    masks = max(verify, prefill) * length * (1 + groups * size)
+    inner = 3 * int(getattr(base.config, "intermediate_size", 4 * base.hidden_size))
+    hidden = max(verify, prefill) * (inner + 8 * base.hidden_size) * size
+    return MemoryNeed(batch * length * base.kv_bytes_per_token, verify * base.vocab_size * size + masks + hidden)
+
+
+def check_memory(base: BaseModel, *, batch: int, length: int, rows: int, cached: bool = False) -> MemoryNeed:
+    """The estimate, if it fits.
+
+    Args:
+        cached: the cache is there already.
+
+    Raises:
+        InputError: it does not fit.
+    """
+    need = memory_need(base, batch=batch, length=length, rows=rows)
+    wanted = need.step if cached else need.total
+    free = available_bytes(base.device)
+    if free is not None and wanted > USABLE_SHARE * free:
+        raise InputError(
+            f"{batch} x {length} slots of cache take {_gib(need.cache)}, a step over {rows} rows each "
+            f"{_gib(need.step)}; {_gib(free)} is free on {base.device}",
+            where="memory",
+            fix="use a smaller batch, context or tree",
+        )
+    return need
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

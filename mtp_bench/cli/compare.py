@@ -38,6 +38,7 @@ def compare(
     from mtp_bench.cli.output import emit_json
     from mtp_bench.decode.bench import ENGINE_BASELINE, Contender, run_bench
     from mtp_bench.files import write_json
+    from mtp_bench.models.graph import compile_seconds
     from mtp_bench.profile.compare import check_comparable, compare_document
     from mtp_bench.profile.costs import step_costs
     from mtp_bench.profile.environment import environment, model_facts, timestamp
@@ -73,7 +74,7 @@ def compare(
     document = compare_document(rows, entrants, chosen, context, steps, exact=exact, seed=seed)
     document |= {
         "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],
-        "model": model_facts(base), "environment": environment(base.device),
+        "model": model_facts(base), "environment": environment(base.device), "compile_s": compile_seconds(),
     }  # fmt: skip
     write_json(out / "compare.json", document)
     write_comparison(document, out)
@@ -110,6 +111,8 @@ def print_comparison(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from mtp_bench.cli.bench import print_compile_time
+
     columns = ("", "topology", "tokens_per_step", "draft ms", "step ms", "tokens/s", "speedup", "predicted", "heads")
     table = Table(*columns)
     for one in sorted(document["methods"], key=lambda method: -method["tokens_per_s"]):
@@ -129,6 +132,7 @@ def print_comparison(document: dict[str, Any]) -> None:
         )
     Console(width=150, highlight=False).print(table)
     typer.echo(document["verdict"])
+    print_compile_time(document)
     broken = [one["name"] for one in document["methods"] if not one["lossless"]]
     if broken:
         typer.echo(f"NOT LOSSLESS beyond near-ties: {', '.join(broken)}")

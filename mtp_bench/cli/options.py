@@ -33,9 +33,11 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N
 Attention = Annotated[str, typer.Option("--attention", help="auto, grouped_sdpa, sdpa or eager.")]
 Engine = Annotated[
     str,
-    typer.Option("--engine", help="How steps run: auto (= eager), eager or compiled (minutes to start)."),
+    typer.Option(
+        "--engine", help="How steps run: auto (graph on CUDA, else eager), eager, compiled (minutes to start) or graph."
+    ),
 ]
-RunEngine = Annotated[str | None, typer.Option("--engine", help="eager or compiled; the run's when left out.")]
+RunEngine = Annotated[str | None, typer.Option("--engine", help="eager, compiled or graph; the run's when left out.")]
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto, or dummy for random weights (costs only).")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Feed prompts as plain text, without a chat template.")]

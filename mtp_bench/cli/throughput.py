@@ -39,7 +39,7 @@ def throughput_run(
     from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
     from mtp_bench.decode.throughput import run_throughput
     from mtp_bench.files import write_json
-    from mtp_bench.models.compiled import Compiled
+    from mtp_bench.models.graph import compile_seconds
     from mtp_bench.profile.accounting import measure_limits, step_work
     from mtp_bench.profile.costs import step_costs
     from mtp_bench.profile.environment import environment, model_facts, timestamp
@@ -72,7 +72,7 @@ def throughput_run(
     document = throughput_document(rows, trees, trace, costs, work, limits, block=block, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "context": context, "model": model_facts(base),
-        "environment": environment(base.device), "compile_s": round(Compiled.seconds, 1),
+        "environment": environment(base.device), "compile_s": compile_seconds(),
     }  # fmt: skip
     write_json(run.throughput, document)
     write_throughput(document, run.path)
@@ -83,6 +83,8 @@ def print_throughput(document: dict[str, Any]) -> None:
     """The table for people."""
     from rich.console import Console
     from rich.table import Table
+
+    from mtp_bench.cli.bench import print_compile_time
 
     table = Table(
         "batch", "tree", "N", "tokens_per_step", "pass ms", "tokens/s", "predicted", "speedup", "GB/s", "floor"
@@ -107,5 +109,6 @@ def print_throughput(document: dict[str, Any]) -> None:
         f"{document['prompts']} prompts in queues of {document['block']}; tokens/s of all requests together, prefill "
         "apart; floor: the least time for the step's bytes and operations, as a share of the time it took"
     )
+    print_compile_time(document)
     best = max(document["points"], key=lambda one: one["tokens_per_s"])
     typer.echo(f"highest throughput: {best['tokens_per_s']:.1f} tokens/s, {best['tree']} at batch {best['batch']}")

@@ -69,7 +69,9 @@ def expand(
         beam, size = size + chosen, size + top_k**2
         hidden = _rows(draft.feedback(output), above)
         sees = torch.cat([_rows(sees, above), itself], dim=-1)
-    levels = torch.tensor([1] * top_k + [d for d in range(2, depth + 1) for _ in range(top_k**2)], device=device)
+    # By arithmetic on the device: values from the host could not be part of a CUDA graph.
+    places = torch.arange(top_k + (depth - 1) * top_k**2, device=device)
+    levels = 2 + torch.div(places - top_k, top_k**2, rounding_mode="floor")
     return Pool(torch.cat(pool_tokens, 1), torch.cat(pool_scores, 1), torch.cat(parents, 1), levels)
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 
 from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.graph import stepper_type
 from mtp_bench.decode.memory import check_memory
 from mtp_bench.decode.prefill import PREFILL_CHUNK
 from mtp_bench.decode.step import TreeStepper
@@ -96,14 +97,14 @@ class Decoder:
         max_length: int,
         rows: int | None = None,
         cache: TreeCache | None = None,
-        stepper: type[TreeStepper] = TreeStepper,
+        stepper: type[TreeStepper] | None = None,
     ) -> None:
         """Args:
         others: trees that requests may name instead of ``tree``.
         max_length: longest prompt plus output in tokens.
         rows: pad the tree to this many rows.
         cache: reuse this one (its length must fit ``max_length`` plus the rows).
-        stepper: what runs the steps, to look into them.
+        stepper: what runs the steps, to look into them; the engine's own when left out.
 
         Raises:
             InputError: the heads cannot draft these trees, a dynamic tree is to be mixed with others, the cache is
@@ -119,7 +120,7 @@ class Decoder:
         if self.cache.length < slots or self.cache.batch != batch:
             given, needed = f"{self.cache.batch} x {self.cache.length}", f"{batch} x {slots}"
             raise InputError(f"the given cache holds {given} slots, {needed} are needed")
-        self.stepper = stepper(base, heads, tensors, self.cache)
+        self.stepper = (stepper or stepper_type(base))(base, heads, tensors, self.cache)
         self._slots: list[_Slot | None] = [None] * batch
         self.passes, self.prefill_s = 0, 0.0
 

@@ -101,25 +101,41 @@ class TreeStepper:
         Returns:
             int64 [B, D + 2] on the CPU: accepted count, then the emitted tokens (``accepted + 1`` of them count).
         """
-        result, settled = self.advance(longest)
-        self.draft(slice(None), settled)
-        return result
+        return self.step_on_device(longest).cpu()
 
+    @torch.inference_mode()
     def advance(self, longest: int) -> tuple[torch.Tensor, Settled]:
         """A step without its draft: verify, accept, move the cache, set the next root.
 
         Returns:
             what ``step`` returns, and what the next tree is drafted from.
         """
+        result, settled = self.advance_on_device(longest)
+        return result.cpu(), settled
+
+    def step_on_device(self, longest: int) -> torch.Tensor:
+        """``step`` without waiting for its result; ``longest`` may be larger than any of the lengths."""
+        result, settled = self.advance_on_device(longest)
+        self.draft(slice(None), settled)
+        return result
+
+    def advance_on_device(self, longest: int) -> tuple[torch.Tensor, Settled]:
+        """``advance`` without waiting for its result."""
         verified = self.verify(longest)
         return self.settle(verified, self.accept(verified), longest)
+
+    @torch.inference_mode()
+    def draft_again(self, settled: Settled) -> None:
+        """Draft for all sequences from the very tensors that an earlier call read, for timing."""
+        self.draft(slice(None), settled)
 
     def accept(self, verified: Verified) -> Acceptance:
         """The longest path of each tree that the base model would have taken."""
         return accept_greedy(self.tokens, verified.choices, self.tree)
 
     def settle(self, verified: Verified, outcome: Acceptance, longest: int) -> tuple[torch.Tensor, Settled]:
-        """Move the accepted rows of the cache to their places, set the next root, tell the host."""
+        """Move the accepted rows of the cache to their places and set the next root; the step's result, and what the
+        next tree is drafted from."""
         starts = self.lengths.clone()
         if self.tree.depth:
             self.cache.move(starts[:, None] + outcome.path[:, 1:], starts[:, None] + self._depths)
@@ -130,22 +146,25 @@ class TreeStepper:
         self.tokens[:, :1] = outcome.emitted.gather(1, outcome.accepted[:, None])
         sequences = torch.arange(len(starts), device=starts.device)[:, None]
         settled = Settled(starts, outcome.emitted, verified.features[sequences, outcome.path], counts, longest)
-        return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1).cpu(), settled
+        return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1), settled
 
     def verify(self, longest: int) -> Verified:
         """Forward the current rows."""
         slots = self.lengths[:, None] + self._rows
         positions = self.lengths[:, None] + self.tree.depths
-        if self.tree.rows == self.cache.batch == 1 and self.base.sees_all_without_mask:
-            # One row of one sequence sees every slot written so far: nothing to mask, and kernels are faster for it.
-            visible, layered = longest + 1, None
-        else:
+        if self.masks_every_row():
             visible = bucket(longest + self.tree.rows, self.cache.length)
             mask = row_mask(slots, self.lengths, self.tree.ancestors, visible)
             layered = for_layers(self.base, mask, slots, positions, self.lengths)
+        else:
+            visible, layered = longest + 1, None
         self.cache.aim(slots, visible)
         aux_layers = self.drafter.aux_layers if self.drafter is not None else ()
         return Verified(*self.base.choices(self.tokens, positions, layered, self.cache, aux_layers))
+
+    def masks_every_row(self) -> bool:
+        """One row of one sequence sees every slot written so far: nothing to mask, and kernels are faster for it."""
+        return not (self.tree.rows == self.cache.batch == 1 and self.base.sees_all_without_mask)
 
     def draft(self, which: Which, settled: Settled) -> None:
         """Fill the rows below the root from what was settled."""

@@ -18,7 +18,7 @@ from torch._dynamo.utils import counters  # transformers loads dynamo anyway
 
 from mtp_bench.errors import InputError
 
-Engine = Literal["eager", "compiled"]
+Engine = Literal["eager", "compiled", "graph"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 # Rows, batch sizes and kinds of drafts that one session may compile a function for.
 COMPILED_VARIANTS = 64
@@ -59,15 +59,23 @@ def compiled(owner: Any, method: str, *constants: Hashable) -> Compiled:
 
 
 def pick_engine(wanted: str, device: torch.device) -> Engine:
-    """``auto`` = eager.
+    """``auto`` = graph on CUDA, eager elsewhere.
 
     Raises:
-        InputError: unknown, or there is nothing to compile with.
+        InputError: unknown, there is nothing to compile with, or the device has no graphs.
     """
-    if wanted in ("auto", "eager"):
+    if wanted == "auto":
+        return "graph" if device.type == "cuda" else "eager"
+    if wanted == "eager":
         return "eager"
+    if wanted == "graph":
+        if device.type != "cuda":
+            raise InputError(
+                f"graphs are CUDA's, the device is {device}", where="--engine graph", fix="use eager or compiled"
+            )
+        return "graph"
     if wanted != "compiled":
-        raise InputError(f"unknown engine {wanted!r}", where="--engine", fix=f"use auto, {' or '.join(ENGINES)}")
+        raise InputError(f"unknown engine {wanted!r}", where="--engine", fix=f"use auto, {', '.join(ENGINES)}")
     compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
     if device.type == "cpu" and not any(shutil.which(name) for name in compilers if name):
         raise InputError(

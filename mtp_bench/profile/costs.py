@@ -18,8 +18,8 @@ import torch
 from mtp_bench.cost import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Settled
+from mtp_bench.decode.graph import stepper_type
 from mtp_bench.decode.memory import check_memory
-from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
@@ -249,7 +249,7 @@ def _filled_cache(base: BaseModel, batch: int, length: int, seed: int) -> TreeCa
 
 def _verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int, context: int, batch: int) -> _Cell:
     tensors = TreeTensors.build(tree, base.device, rows=rows)
-    stepper = TreeStepper(base, None, TreeTensors.build(StaticTree(()), base.device), cache)
+    stepper = stepper_type(base)(base, None, TreeTensors.build(StaticTree(()), base.device), cache)
     generator = torch.Generator().manual_seed(rows)
     tokens = torch.randint(0, base.vocab_size, (batch, rows), generator=generator).to(base.device)
     stepper.set_rows(tensors, tokens)
@@ -280,7 +280,7 @@ def _draft_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions)
 def _draft_cell(base: BaseModel, heads: AnyHeads | None, tree: Topology, context: int, options: SweepOptions) -> _Cell:
     """Drafting ``tree`` after a step that settled two tokens."""
     cache = TreeCache.allocate(base, batch=options.batch, length=context + tree.rows)
-    stepper = TreeStepper(base, heads, TreeTensors.build(tree, base.device, batch=options.batch), cache)
+    stepper = stepper_type(base)(base, heads, TreeTensors.build(tree, base.device, batch=options.batch), cache)
     assert stepper.drafter is not None
     generator = torch.Generator().manual_seed(options.seed)
     width = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
@@ -291,7 +291,7 @@ def _draft_cell(base: BaseModel, heads: AnyHeads | None, tree: Topology, context
 
     @torch.inference_mode()
     def call() -> object:
-        stepper.draft(slice(None), settled)
+        stepper.draft_again(settled)
         return None
 
     def finite() -> bool:

@@ -43,11 +43,11 @@ def bench(
     """Decode a run's prompts with the winning tree (or --topology ...), the N = 0 baseline and HF generate."""
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
-    from mtp_bench.cli.throughput import parse_batches, print_throughput, throughput_run
+    from mtp_bench.cli.throughput import print_throughput, throughput_run
     from mtp_bench.runs import open_run
     from mtp_bench.topology import resolve_topology
 
-    batches = parse_batches(batch)
+    batches = options.parse_batches(batch)
     run = open_run(profile)
     manifest = run.read_manifest()
     specs = list(topology or [str(run.topology)])

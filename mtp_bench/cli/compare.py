@@ -23,6 +23,9 @@ def compare(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Prompts to decode, balanced by category.")] = 18,
     repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded by each arm.")] = 2,
     hf: Annotated[bool, typer.Option("--hf/--no-hf", help="Also time Hugging Face generate.")] = True,
+    static: Annotated[
+        bool, typer.Option("--hf-static/--no-hf-static", help="Also time generate with its static cache.")
+    ] = False,
     lookup: Annotated[bool, typer.Option("--lookup/--no-lookup", help="Also time its prompt-lookup decoding.")] = True,
     device: options.Device = "auto",
     engine: options.RunEngine = None,
@@ -64,11 +67,11 @@ def compare(
     entries |= {name: (one.heads, one.topology) for name, one in contenders.items()}
     with progress("costs", STEP_ROUNDS * 2 * len(entries), "timings") as advance:
         steps = step_costs(base, entries, context, rounds=STEP_ROUNDS, seed=seed, on_progress=running_totals(advance))
-    arms = 1 + hf + lookup + len(contenders)
+    arms = 1 + hf + static + lookup + len(contenders)
     with progress("compare", arms * len(answers) * repeats, "answers") as advance:
         rows = run_bench(
-            base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, seed=seed,
-            on_progress=running_totals(advance),
+            base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, with_static=static,
+            seed=seed, on_progress=running_totals(advance),
         )  # fmt: skip
     exact = base.dtype == torch.float32
     document = compare_document(rows, entrants, chosen, context, steps, exact=exact, seed=seed)

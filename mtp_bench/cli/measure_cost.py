@@ -19,7 +19,7 @@ def measure_cost(
     ] = None,
     max_rows: Annotated[int, typer.Option(min=1, help="Up to so many rows (nodes + 1).")] = 64,
     context: Annotated[list[int] | None, typer.Option("--context", min=1, help="Cached tokens; may repeat.")] = None,
-    batch: options.Batch = 1,
+    batch: options.Batches = "1",
     rounds: Annotated[int, typer.Option(min=3, help="Timings per cell.")] = 20,
     max_minutes: Annotated[float, typer.Option(help="Stop after the round in which this has passed.")] = 10.0,
     load_format: options.LoadFormat = "auto",
@@ -41,15 +41,18 @@ def measure_cost(
     from mtp_bench.progress import say
     from mtp_bench.runs import RESULTS, RunFolder
 
+    batches = options.parse_batches(batch)
     base = load_base(
         model, dtype=dtype, device=device, attention=attention, engine=engine, load_format=load_format, seed=seed
     )
     loaded = load_heads(heads, base)[0] if heads else None
-    sweep = SweepOptions(
-        rows=default_rows(max_rows), contexts=tuple(context or (128, 512)), batch=batch, rounds=rounds,
-        max_seconds=60 * max_minutes, seed=seed,
-    )  # fmt: skip
-    points = measure_with_progress(base, loaded, sweep)
+    points = []
+    for size in batches:
+        sweep = SweepOptions(
+            rows=default_rows(max_rows), contexts=tuple(context or (128, 512)), batch=size, rounds=rounds,
+            max_seconds=60 * max_minutes / len(batches), seed=seed,
+        )  # fmt: skip
+        points += measure_with_progress(base, loaded, sweep)
     run = RunFolder(out or RESULTS / f"cost-{Path(base.name).stem}-{base.device.type}")
     table = CostTable(tuple(points), source=str(run.cost))
     table.to_csv(run.cost)
@@ -60,10 +63,12 @@ def measure_cost(
             "environment": environment(base.device),
         }
     )  # fmt: skip
-    for one in sorted(points, key=lambda point: (point.context, point.component, point.rows, point.depth)):
+    order = sorted(points, key=lambda one: (one.batch, one.context, one.component, one.rows, one.depth))
+    for one in order:
         what = f"{one.rows:4d} rows" if one.component == "verify" else f"draft depth {one.depth}"
         typer.echo(
-            f"context {one.context:5d}  {what:14s}  {one.median_ms:9.3f} ms  [{one.low_ms:.3f}, {one.high_ms:.3f}]"
+            f"batch {one.batch:3d}  context {one.context:5d}  {what:14s}  "
+            f"{one.median_ms:9.3f} ms  [{one.low_ms:.3f}, {one.high_ms:.3f}]"
         )
     say(f"costs: {run.cost}")
     if json_output:

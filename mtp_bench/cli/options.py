@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from mtp_bench.errors import InputError
+
 Model = Annotated[
     str, typer.Option("--model", help="Base model: alias (vicuna-7b, smollm2-135m), hub id, folder or GGUF file.")
 ]
@@ -45,6 +47,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line of stdout.")]
 Profile = Annotated[str | None, typer.Option("--profile", help="Run folder or trace.npz; the newest run if left out.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Sequences decoded together.")]
+Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, e.g. 1,4,8.")]
 Topologies = Annotated[
     list[str] | None,
     typer.Option(
@@ -52,3 +55,18 @@ Topologies = Annotated[
         help="A file, a shipped name, chain:4, dynamic:5,4,12 (depth, top_k, num_nodes) or none; may repeat.",
     ),
 ]
+
+
+def parse_batches(text: str) -> tuple[int, ...]:
+    """``1,4,8`` -> batch sizes, ascending.
+
+    Raises:
+        InputError: not a list of positive numbers.
+    """
+    try:
+        batches = tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError as error:
+        raise InputError(f"{text!r} is no list of batch sizes", where="--batch", fix="write e.g. 1,4,8") from error
+    if batches[0] < 1:
+        raise InputError(f"{batches[0]} is no batch size", where="--batch", fix="use 1 or more")
+    return batches

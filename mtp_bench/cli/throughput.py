@@ -6,29 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from mtp_bench.errors import InputError
-
 if TYPE_CHECKING:
     from mtp_bench.runs import RunFolder
 
 STEP_ROUNDS = 12
 # Prompts per queue, as a multiple of the largest batch: few enough for pairs, enough that slots are mostly busy.
 QUEUE = 2
-
-
-def parse_batches(text: str) -> tuple[int, ...]:
-    """``1,4,8`` -> batch sizes, ascending.
-
-    Raises:
-        InputError: not a list of positive numbers.
-    """
-    try:
-        batches = tuple(sorted({int(part) for part in text.split(",")}))
-    except ValueError as error:
-        raise InputError(f"{text!r} is no list of batch sizes", where="--batch", fix="write e.g. 1,4,8") from error
-    if batches[0] < 1:
-        raise InputError(f"{batches[0]} is no batch size", where="--batch", fix="use 1 or more")
-    return batches
 
 
 def throughput_run(

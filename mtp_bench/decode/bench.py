@@ -28,6 +28,7 @@ from mtp_bench.topology import StaticTree, Topology
 
 ENGINE_BASELINE = "baseline:engine"
 HF_BASELINE = "baseline:hf-generate"
+HF_STATIC = "baseline:hf-static-cache"
 HF_LOOKUP = "baseline:hf-prompt-lookup"
 LOOKUP_TOKENS = 10
 NARROW_CHUNK = 8
@@ -79,6 +80,7 @@ def run_bench(
     repeats: int = 3,
     with_hf: bool = True,
     with_lookup: bool = False,
+    with_static: bool = False,
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[BenchRow]:
@@ -87,10 +89,17 @@ def run_bench(
     The first prompt is decoded once by each arm beforehand, uncounted, as warm-up.
 
     Args:
-        with_hf: Hugging Face ``generate`` too; with_lookup: and its prompt-lookup decoding, which drafts n-grams of the
-            text so far and needs no heads.
+        with_hf: Hugging Face ``generate`` too; with_static: and with its static cache; with_lookup: and its
+            prompt-lookup decoding, which drafts n-grams of the text so far and needs no heads.
     """
-    arms = _arms(base, contenders, answers, with_hf, with_lookup)
+    others: dict[str, Arm] = {}
+    if with_hf:
+        others[HF_BASELINE] = lambda answer: hf_generate(base, _request(answer))
+    if with_static:
+        others[HF_STATIC] = lambda answer: hf_generate(base, _request(answer), static_cache=True)
+    if with_lookup:
+        others[HF_LOOKUP] = lambda answer: hf_generate(base, _request(answer), lookup_tokens=LOOKUP_TOKENS)
+    arms = _arms(base, contenders, answers, others)
     for arm in arms.values():
         arm(answers[0])
     order = np.random.default_rng(seed)
@@ -110,7 +119,7 @@ def run_bench(
 
 
 def _arms(
-    base: BaseModel, contenders: Mapping[str, Contender], answers: Sequence[Answer], with_hf: bool, with_lookup: bool
+    base: BaseModel, contenders: Mapping[str, Contender], answers: Sequence[Answer], others: Mapping[str, Arm]
 ) -> dict[str, Arm]:
     longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
     widest = max([one.topology.rows for one in contenders.values()], default=1)
@@ -122,12 +131,8 @@ def _arms(
         decoder = Decoder(base, heads, one.topology, max_length=longest, cache=cache)
         return lambda answer: next(iter(decoder.run([_request(answer)])))
 
-    arms: dict[str, Arm] = {ENGINE_BASELINE: engine(Contender(StaticTree(()), None))}
-    if with_hf:
-        arms[HF_BASELINE] = lambda answer: hf_generate(base, _request(answer))
-    if with_lookup:
-        arms[HF_LOOKUP] = lambda answer: hf_generate(base, _request(answer), lookup_tokens=LOOKUP_TOKENS)
-    return arms | {name: engine(one) for name, one in contenders.items()}
+    baseline = {ENGINE_BASELINE: engine(Contender(StaticTree(()), None))}
+    return {**baseline, **others} | {name: engine(one) for name, one in contenders.items()}
 
 
 def _request(answer: Answer) -> Request:
@@ -135,10 +140,13 @@ def _request(answer: Answer) -> Request:
 
 
 @torch.inference_mode()
-def hf_generate(base: BaseModel, request: Request, *, lookup_tokens: int | None = None) -> Generation:
+def hf_generate(
+    base: BaseModel, request: Request, *, lookup_tokens: int | None = None, static_cache: bool = False
+) -> Generation:
     """Decode with Hugging Face ``generate`` (greedy, its default cache, its stock SDPA attention).
 
     Args:
+        static_cache: its static cache instead (``cache_implementation="static"``).
         lookup_tokens: draft so many tokens by prompt lookup (``prompt_lookup_num_tokens``).
     """
     clock = _TokenClock(len(request.prompt))
@@ -151,6 +159,7 @@ def hf_generate(base: BaseModel, request: Request, *, lookup_tokens: int | None 
             max_new_tokens=request.max_new_tokens,
             stopping_criteria=[clock],
             prompt_lookup_num_tokens=lookup_tokens,
+            cache_implementation="static" if static_cache else None,
         )
         emitted = output[0, len(request.prompt) :].tolist()
     return Generation(

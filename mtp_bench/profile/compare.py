@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mtp_bench.cost import CostTable
-from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, HF_LOOKUP, BenchRow
+from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, HF_LOOKUP, HF_STATIC, BenchRow
 from mtp_bench.errors import InputError
 from mtp_bench.profile.bench import arm_figures, speedup_between
 from mtp_bench.profile.costs import StepCost
@@ -27,6 +27,7 @@ SIZES = (1, 3, 7, 15, 31, 63)
 NAMES = {
     ENGINE_BASELINE: "no speculation",
     HF_BASELINE: "Hugging Face generate",
+    HF_STATIC: "Hugging Face generate, static cache",
     HF_LOOKUP: "Hugging Face prompt lookup",
 }
 

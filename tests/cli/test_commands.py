@@ -92,6 +92,8 @@ def test_evaluate_pairs_trees(tables: tuple[str, str], capsys: pytest.CaptureFix
         (["profile", "--prompts", "nowhere.jsonl"], "nowhere.jsonl"),
         (["measure-cost", "--model", "no-such-alias", "--load-format", "dummy"], "unknown alias"),
         (["measure-cost", "--load-format", "fast"], "unknown load format"),
+        (["measure-cost", "--batch", "1,x"], "no list of batch sizes"),
+        (["measure-cost", "--engine", "graph", "--device", "cpu"], "graphs are CUDA's"),
         (["train-heads", "--method", "magic"], "unknown value 'magic'"),
         (["train-heads", "--lm-head", "magic"], "unknown value 'magic'"),
         (["bench", "--profile", "nowhere"], "no such run folder"),

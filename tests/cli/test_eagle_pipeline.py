@@ -10,6 +10,7 @@ from tiny_models import one_thread, random_eagle, random_heads, save_tiny_model,
 from typer.testing import CliRunner
 
 from mtp_bench.cli import app
+from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.heads.eagle.checkpoint import save_eagle
 from mtp_bench.heads.medusa.writers import save_vllm
@@ -96,6 +97,20 @@ def test_throughput_over_batch_sizes(folder: Path, name: str) -> None:
     assert (path / "throughput.csv").read_text().count("\n") == 1 + len(points)
     run("report", str(path))
     assert "Throughput against batch size" in (path / "report.html").read_text()
+
+
+def test_costs_of_several_batch_sizes_choose_other_trees(folder: Path) -> None:
+    out = folder / "runs" / "costs"
+    options = ["--model", str(folder / "model"), "--heads", str(folder / "medusa"), "--dtype", "fp32", "--rounds", "3"]
+    run("measure-cost", *options, "--batch", "1,3", "--max-rows", "16", "--context", "32", "--out", str(out))
+    table = CostTable.from_csv(out / "cost.csv")
+    assert table.batches == (1, 3)
+    for batch in ("1", "3"):
+        arguments = ["--profile", str(folder / "runs" / "medusa"), "--cost", str(out / "cost.csv"), "--budget", "15"]
+        output = run(
+            "optimize-tree", *arguments, "--batch", batch, "--trials", "0", "--out", str(out / "t.json"), "--json"
+        )
+        assert json.loads(output.splitlines()[-1])["batch"] == int(batch)
 
 
 def test_batch_sizes_must_be_numbers(folder: Path) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 import torch
+from tiny_decoding import NO_TREE, answers_of, decode
 from tiny_models import (
     ONEHOT,
     SHAPES,
@@ -24,6 +25,7 @@ from mtp_bench.decode.bench import (
     ENGINE_BASELINE,
     HF_BASELINE,
     HF_LOOKUP,
+    HF_STATIC,
     Contender,
     first_divergence,
     hf_generate,
@@ -151,6 +153,16 @@ def test_prompt_lookup_is_an_arm_of_its_own() -> None:
     assert lookup.steps < plain.steps == 23
     assert 1 <= lookup.first_tokens <= 24
     assert (lookup.tokens_in_steps, plain.tokens_in_steps) == (24 - lookup.first_tokens, 23)
+
+
+def test_the_static_cache_of_generate_is_an_arm_of_its_own() -> None:
+    base = tiny_base()
+    answers = answers_of(decode(base, None, NO_TREE))
+    rows = run_bench(base, {}, answers, repeats=1, with_static=True)
+    static = [row for row in rows if row.arm == HF_STATIC]
+    assert [row.tokens for row in static] == [len(answer.tokens) for answer in answers]
+    assert all(row.first_divergence is None for row in static)
+    assert {row.arm for row in run_bench(base, {}, answers, repeats=1)} == {ENGINE_BASELINE, HF_BASELINE}
 
 
 def test_heads_of_several_kinds_in_one_bench() -> None:

@@ -13,7 +13,10 @@ from mtp_bench.errors import InputError
 STEP_ROUNDS = 20
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mtp_bench.heads.kinds import AnyHeads
+    from mtp_bench.models.base import BaseModel
     from mtp_bench.profile.compare import Entrant
     from mtp_bench.topology import Topology
 
@@ -75,6 +78,7 @@ def compare(
         )  # fmt: skip
     exact = base.dtype == torch.float32
     document = compare_document(rows, entrants, chosen, context, steps, exact=exact, seed=seed)
+    _account(document, base, entries, context)
     document |= {
         "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],
         "model": model_facts(base), "environment": environment(base.device), "compile_s": compile_seconds(),
@@ -85,6 +89,23 @@ def compare(
     typer.echo(f"table, plots and data: {out}")
     if json_output:
         emit_json(document)
+
+
+def _account(
+    document: dict[str, Any], base: BaseModel, entries: Mapping[str, tuple[AnyHeads | None, Topology]], context: int
+) -> None:
+    """Add what the steps of our own arms move and compute, held against what the device can."""
+    from dataclasses import asdict
+
+    from mtp_bench.profile.accounting import measure_limits, step_work
+
+    limits = measure_limits(base.device, base.dtype)
+    document["limits"] = asdict(limits)
+    for method in document["methods"]:
+        if method["arm"] in entries:
+            heads, topology = entries[method["arm"]]
+            work = step_work(base, heads, topology, batch=1, context=context)
+            method["work"] = work.figures(method["step_ms"], limits)
 
 
 def _entrant(name: str) -> Entrant:
@@ -116,7 +137,7 @@ def print_comparison(document: dict[str, Any]) -> None:
 
     from mtp_bench.cli.bench import print_compile_time
 
-    columns = ("", "topology", "tokens_per_step", "draft ms", "step ms", "tokens/s", "speedup", "predicted", "heads")
+    columns = ("", "topology", "tokens_per_step", "draft ms", "step ms", "tokens/s", "speedup", "predicted", "heads", "GB/s")
     table = Table(*columns)
     for one in sorted(document["methods"], key=lambda method: -method["tokens_per_s"]):
         interval = one["speedup"]["ci"]
@@ -132,9 +153,11 @@ def print_comparison(document: dict[str, Any]) -> None:
             speedup,
             "" if error is None else f"{100 * error:+.1f}%",
             f"{one['heads_bytes'] / 1e6:.1f} MB" if "heads_bytes" in one else "",
+            f"{one['work']['bytes_per_s'] / 1e9:.1f}" if "work" in one else "",
         )
     Console(width=150, highlight=False).print(table)
     typer.echo(document["verdict"])
+    typer.echo(f"this device copies {document['limits']['copy_bytes_per_s'] / 1e9:.1f} GB/s")
     print_compile_time(document)
     broken = [one["name"] for one in document["methods"] if not one["lossless"]]
     if broken:

@@ -55,6 +55,8 @@ def methods_frame(document: Document) -> pd.DataFrame:
                 "speedup_high": high,
                 "predicted_tokens_per_s": one["predicted_tokens_per_s"],
                 "heads_bytes": one.get("heads_bytes"),
+                "bytes_per_s": one.get("work", {}).get("bytes_per_s"),
+                "share_of_copy_bandwidth": one.get("work", {}).get("share_of_copy_bandwidth"),
                 "lossless": one["lossless"],
             }
         )

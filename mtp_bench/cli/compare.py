@@ -137,7 +137,18 @@ def print_comparison(document: dict[str, Any]) -> None:
 
     from mtp_bench.cli.bench import print_compile_time
 
-    columns = ("", "topology", "tokens_per_step", "draft ms", "step ms", "tokens/s", "speedup", "predicted", "heads", "GB/s")
+    columns = (
+        "",
+        "topology",
+        "tokens_per_step",
+        "draft ms",
+        "step ms",
+        "tokens/s",
+        "speedup",
+        "predicted",
+        "heads",
+        "GB/s",
+    )
     table = Table(*columns)
     for one in sorted(document["methods"], key=lambda method: -method["tokens_per_s"]):
         interval = one["speedup"]["ci"]

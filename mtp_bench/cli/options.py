@@ -36,10 +36,13 @@ Attention = Annotated[str, typer.Option("--attention", help="auto, grouped_sdpa,
 Engine = Annotated[
     str,
     typer.Option(
-        "--engine", help="How steps run: auto (graph on CUDA, else eager), eager, compiled (minutes to start) or graph."
+        "--engine",
+        help="How steps run: auto (graph on CUDA, packed on a CPU), eager, packed, compiled (minutes to start), graph.",
     ),
 ]
-RunEngine = Annotated[str | None, typer.Option("--engine", help="eager, compiled or graph; the run's when left out.")]
+RunEngine = Annotated[
+    str | None, typer.Option("--engine", help="eager, packed, compiled or graph; the run's when left out.")
+]
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto, or dummy for random weights (costs only).")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Feed prompts as plain text, without a chat template.")]

@@ -9,7 +9,8 @@ import torch
 
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.heads.base import Heads
-from mtp_bench.models.compiled import Engine, compiled
+from mtp_bench.models.compiled import compiled
+from mtp_bench.models.engines import Engine
 from mtp_bench.topology import StaticTree
 
 Which = slice | torch.Tensor

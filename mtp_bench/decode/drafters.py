@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Drafter, MedusaDrafter
 from mtp_bench.decode.eagle import DynamicEagleDrafter, StaticEagleDrafter
@@ -10,7 +12,9 @@ from mtp_bench.errors import InputError
 from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
-from mtp_bench.models.compiled import Engine
+from mtp_bench.heads.medusa.heads import MedusaHeads
+from mtp_bench.models.engines import Engine
+from mtp_bench.models.packed import PackedProduct, packed_copy, worth_packing
 from mtp_bench.topology import DynamicTree, Topology
 
 
@@ -21,7 +25,7 @@ def drafter_for(
 
     Args:
         cache: the base model's, whose batch, length and device the draft's cache takes over.
-        engine: whether passes of the heads are compiled (Hydra heads always run eagerly).
+        engine: whether passes of the heads are compiled (Hydra heads never are) or their weights packed.
 
     Raises:
         InputError: there are no heads, or they cannot draft this topology.
@@ -36,6 +40,8 @@ def drafter_for(
             where="--topology",
             fix="clip the tree (mtp-bench trees show) or use heads with more depths",
         )
+    if engine == "packed":
+        heads = packed_heads(heads)
     if not isinstance(heads, EagleDraft):
         if isinstance(topology, DynamicTree):
             raise InputError(
@@ -55,3 +61,17 @@ def drafter_for(
     if isinstance(topology, DynamicTree):
         return DynamicEagleDrafter(heads, topology, cache.batch, cache.length, engine)
     return StaticEagleDrafter(heads, topology, cache.batch, cache.length, engine)
+
+
+def packed_heads(heads: AnyHeads) -> AnyHeads:
+    """The same heads with packed weights, in a copy that shares the plain ones; made once."""
+    assert isinstance(heads, torch.nn.Module)
+    known = heads.__dict__.get("_packed")
+    if known is None:
+        known = packed_copy(heads)
+        if isinstance(heads, EagleDraft) or (isinstance(heads, MedusaHeads) and heads.lm_head != "own"):
+            rows = heads.lm_rows
+            known.lm_product = PackedProduct(rows) if worth_packing(rows) else None
+        heads.__dict__["_packed"] = known
+    assert isinstance(known, MedusaHeads | EagleDraft | HydraHeads)
+    return known

@@ -20,7 +20,8 @@ from mtp_bench.decode.masks import row_mask
 from mtp_bench.heads.eagle.draft import Attend, EagleDraft
 from mtp_bench.heads.ranking import ordered_topk
 from mtp_bench.models import attention
-from mtp_bench.models.compiled import Engine, compiled
+from mtp_bench.models.compiled import compiled
+from mtp_bench.models.engines import Engine
 from mtp_bench.topology import DynamicTree, StaticTree
 
 _NO_MODULE = torch.nn.Identity()  # stands for the module that transformers hands to an attention function

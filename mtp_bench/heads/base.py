@@ -17,6 +17,10 @@ LmHead = Literal["own", "shared", "base"]
 """Where the heads' LM matrix comes from: one per head, one for all heads, or the base model's."""
 
 
+LmProduct = Callable[["Tensor"], "Tensor"]
+"""The product of states [..., H] with a set of heads' LM rows, where an engine has a faster one than the plain."""
+
+
 @runtime_checkable
 class Heads(Protocol):
     """Draft heads that see one hidden state per sequence and propose tokens for several depths at once."""

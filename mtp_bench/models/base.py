@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,9 @@ from transformers import PreTrainedModel
 
 from mtp_bench.models import attention
 from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_window
-from mtp_bench.models.compiled import Engine, compiled
+from mtp_bench.models.compiled import compiled
+from mtp_bench.models.engines import Engine
+from mtp_bench.models.packed import packed_copy
 
 Mask = torch.Tensor | dict[str, torch.Tensor] | None
 
@@ -216,10 +218,17 @@ class BaseModel:
         Returns:
             hidden states and features as ``features`` gives them, and the greedy token after each row, int64 [B, R].
         """
+        if self.engine == "packed":
+            return self._packed.choices(tokens, positions, mask, cache, aux_layers)
         self._tap(aux_layers)
         run = compiled(self, "_choices") if self.engine == "compiled" else self._choices
         hidden, features, chosen = run(tokens, positions, mask, cache, tuple(aux_layers))
         return hidden, features, chosen
+
+    @cached_property
+    def _packed(self) -> BaseModel:
+        """The same model with packed linear layers, for decoding steps."""
+        return replace(self, model=packed_copy(self.model), engine="eager")
 
     def _choices(
         self, tokens: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: Cache, aux_layers: tuple[int, ...]

@@ -11,15 +11,13 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Hashable
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch._dynamo.utils import counters  # transformers loads dynamo anyway
 
 from mtp_bench.errors import InputError
 
-Engine = Literal["eager", "compiled", "graph"]
-ENGINES: tuple[Engine, ...] = get_args(Engine)
 # Rows, batch sizes and kinds of drafts that one session may compile a function for.
 COMPILED_VARIANTS = 64
 
@@ -58,30 +56,18 @@ def compiled(owner: Any, method: str, *constants: Hashable) -> Compiled:
     return known[key]
 
 
-def pick_engine(wanted: str, device: torch.device) -> Engine:
-    """``auto`` = graph on CUDA, eager elsewhere.
+def set_up_compiler(device: torch.device) -> None:
+    """Settings of torch.compile that this project needs; they are the process's.
 
     Raises:
-        InputError: unknown, there is nothing to compile with, or the device has no graphs.
+        InputError: there is nothing to compile with.
     """
-    if wanted == "auto":
-        return "graph" if device.type == "cuda" else "eager"
-    if wanted == "eager":
-        return "eager"
-    if wanted == "graph":
-        if device.type != "cuda":
-            raise InputError(
-                f"graphs are CUDA's, the device is {device}", where="--engine graph", fix="use eager or compiled"
-            )
-        return "graph"
-    if wanted != "compiled":
-        raise InputError(f"unknown engine {wanted!r}", where="--engine", fix=f"use auto, {', '.join(ENGINES)}")
     compilers = [os.environ.get("CXX", ""), "g++", "clang++"]
     if device.type == "cpu" and not any(shutil.which(name) for name in compilers if name):
         raise InputError(
             "the compiled engine needs a C++ compiler, and none was found",
             where="--engine compiled",
-            fix="install g++, or use --engine eager",
+            fix="install g++, or use another engine",
         )
     import torch._dynamo.config
     import torch._inductor.config
@@ -92,4 +78,3 @@ def pick_engine(wanted: str, device: torch.device) -> Engine:
     symbolic.use_duck_shape = False
     # Given to torch.compile as an option it has no effect (torch 2.13).
     torch._inductor.config.freezing = device.type == "cpu"
-    return "compiled"

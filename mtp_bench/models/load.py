@@ -7,7 +7,7 @@ manifest.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,16 @@ from mtp_bench.files import sha256_bytes, sha256_file, sha256_json
 from mtp_bench.heads.detect import require_base_model
 from mtp_bench.models import aliases, attention, reference
 from mtp_bench.models.base import BaseModel
-from mtp_bench.models.compiled import Engine, pick_engine
+from mtp_bench.models.engines import Engine, pick_engine
+from mtp_bench.models.memory import available_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # The others (flash, paged, flex) take no boolean mask of any shape, so a tree cannot be verified with them.
 TREE_ATTENTION = (attention.NAME, "sdpa", "eager")
 # Layer types that decode.masks builds masks for.
 MASKED_LAYERS = ("full_attention", "sliding_attention")
+# Of the free memory, for packed weights: the cache and everything else needs room too.
+PACKING_SHARE = 0.5
 RECURRENT_MARKS = ("mamba", "rwkv", "recurrent", "linear_attention", "xlstm", "rglru")
 
 
@@ -53,8 +56,8 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     """
     options = options or LoadOptions()
     device = pick_device(options.device)
-    engine = pick_engine(options.engine, device)
     dtype = pick_dtype(options.dtype, device)
+    engine = pick_engine(options.engine, device, dtype)
     if options.dummy:
         return _dummy(name, dtype, device, engine, options)
     source = _resolve(name)
@@ -70,7 +73,8 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     _refuse_missing(loading["missing_keys"], name)
     tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
     sha256 = _fingerprint(name, source, config)
-    return BaseModel(name, source, model.to(device).eval().requires_grad_(False), tokenizer, sha256, engine)
+    base = BaseModel(name, source, model.to(device).eval().requires_grad_(False), tokenizer, sha256, engine)
+    return _affordable(base, options)
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -239,4 +243,23 @@ def _dummy(name: str, dtype: torch.dtype, device: torch.device, engine: Engine, 
             config, dtype=dtype, attn_implementation=implementation
         )
     fingerprint = sha256_json(config.to_dict())
-    return BaseModel(name, "dummy", model.eval().requires_grad_(False), None, fingerprint, engine)
+    base = BaseModel(name, "dummy", model.eval().requires_grad_(False), None, fingerprint, engine)
+    return _affordable(base, options)
+
+
+def _affordable(base: BaseModel, options: LoadOptions) -> BaseModel:
+    """The model with an engine whose copy of the weights fits into memory.
+
+    Raises:
+        InputError: it was asked for by name and does not fit.
+    """
+    free = available_bytes(base.device)
+    if base.engine != "packed" or free is None or base.weight_bytes < PACKING_SHARE * free:
+        return base
+    if options.engine == "auto":
+        return replace(base, engine="eager")
+    raise InputError(
+        f"packing takes {base.weight_bytes / 2**30:.2f} GiB more, {free / 2**30:.2f} GiB is free",
+        where="--engine packed",
+        fix="use --engine eager",
+    )

@@ -14,7 +14,8 @@ from tiny_models import plain_greedy, prompt_of, random_eagle, random_heads, ran
 from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.models.compiled import Compiled, pick_engine
+from mtp_bench.models.compiled import Compiled
+from mtp_bench.models.engines import pick_engine
 from mtp_bench.topology import DynamicTree, StaticTree, Topology
 
 CPU = torch.device("cpu")
@@ -31,7 +32,7 @@ def restored_settings() -> Iterator[None]:
 
 
 def compiled_base(architecture: str = "llama") -> BaseModel:
-    return replace(tiny_base(architecture), engine=pick_engine("compiled", CPU))
+    return replace(tiny_base(architecture), engine=pick_engine("compiled", CPU, torch.float32))
 
 
 def assert_as_eager(base: BaseModel, heads: AnyHeads | None, tree: Topology, *, batch: int = 1) -> None:
@@ -84,12 +85,12 @@ def test_other_sizes_compile_nothing_anew() -> None:
 
 def test_unknown_engines_are_refused() -> None:
     with pytest.raises(InputError, match="unknown engine 'fast'"):
-        pick_engine("fast", CPU)
-    assert pick_engine("auto", CPU) == "eager"
+        pick_engine("fast", CPU, torch.float32)
+    assert pick_engine("eager", CPU, torch.float32) == "eager"
 
 
 def test_without_a_compiler_the_engine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(InputError, match="needs a C\\+\\+ compiler") as refusal:
-        pick_engine("compiled", CPU)
-    assert "--engine eager" in str(refusal.value)
+        pick_engine("compiled", CPU, torch.float32)
+    assert "another engine" in str(refusal.value)

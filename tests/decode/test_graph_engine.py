@@ -25,7 +25,7 @@ from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import CheckFailed, InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.models.compiled import pick_engine
+from mtp_bench.models.engines import pick_engine
 from mtp_bench.topology import DynamicTree, Topology
 
 NEW_TOKENS = 90  # over several buckets
@@ -152,7 +152,6 @@ def test_buckets() -> None:
 
 
 def test_engines_are_picked_by_device() -> None:
-    assert pick_engine("auto", torch.device("cpu")) == "eager"
-    assert pick_engine("auto", torch.device("cuda")) == "graph"
+    assert pick_engine("auto", torch.device("cuda"), torch.bfloat16) == "graph"
     with pytest.raises(InputError, match="graphs are CUDA's"):
-        pick_engine("graph", torch.device("cpu"))
+        pick_engine("graph", torch.device("cpu"), torch.bfloat16)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtp_bench.errors import InputError
-from mtp_bench.heads.base import HeadsInfo, LmHead
+from mtp_bench.heads.base import HeadsInfo, LmHead, LmProduct
 from mtp_bench.heads.vocabulary import inverse_map
 from mtp_bench.models.compat import rotary_table
 
@@ -147,6 +147,7 @@ class EagleDraft(EagleParts):
         self.register_buffer("_base_embedding", None, persistent=False)
         self.register_buffer("_base_rows", None, persistent=False)
         self._rotary: Rotary | None = None
+        self.lm_product: LmProduct | None = None
         self.meta = meta if meta is not None else self._describe()
 
     def attach(self, embedding: Tensor, lm_rows: Tensor) -> None:
@@ -250,7 +251,8 @@ class EagleDraft(EagleParts):
 
     def logits(self, output: Tensor) -> Tensor:
         """Logits over the draft vocabulary, [..., H] -> [..., V']."""
-        return F.linear(self.norm(output) if self.norm is not None else output, self.lm_rows)
+        normed = self.norm(output) if self.norm is not None else output
+        return F.linear(normed, self.lm_rows) if self.lm_product is None else self.lm_product(normed)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft ids -> target ids."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtp_bench.errors import InputError
-from mtp_bench.heads.base import HeadsInfo, LmHead
+from mtp_bench.heads.base import HeadsInfo, LmHead, LmProduct
 from mtp_bench.heads.ranking import ordered_topk, ranks_of
 from mtp_bench.heads.vocabulary import inverse_map
 
@@ -59,6 +59,7 @@ class MedusaHeads(nn.Module):
         self.block_weight = nn.Parameter(block_weight)
         self.block_bias = None if block_bias is None else nn.Parameter(block_bias)
         self.lm_weight = None if lm_weight is None else nn.Parameter(lm_weight)
+        self.lm_product: LmProduct | None = None
         # The base model's, so neither a parameter nor in the state dict.
         self.register_buffer("_base_rows", None, persistent=False)
         self.register_buffer("token_map", token_map)
@@ -177,7 +178,9 @@ class MedusaHeads(nn.Module):
         states = self.all_hidden(x, depth)
         if self.lm_head == "own":
             return torch.bmm(states, self.lm_rows[: len(states)].transpose(1, 2))
-        return F.linear(states.flatten(0, 1), self.lm_rows).view(*states.shape[:2], -1)
+        flat = states.flatten(0, 1)
+        logits = F.linear(flat, self.lm_rows) if self.lm_product is None else self.lm_product(flat)
+        return logits.view(*states.shape[:2], -1)
 
     def propose(self, x: Tensor, depth: int, top_k: int) -> Tensor:
         """Propose tokens: [B, H] -> target ids int64 [B, depth, top_k], best first, ties by lower draft id.

@@ -1,0 +1,50 @@
+"""How decoding steps run: which engines there are, and which of them a device can have.
+
+* ``eager``: the stock model, as it is;
+* ``packed``: the same, its linear layers multiplying by packed weights (CPU);
+* ``compiled``: passes compiled by torch.compile;
+* ``graph``: whole steps as CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+
+from mtp_bench.errors import InputError
+from mtp_bench.models.compiled import set_up_compiler
+from mtp_bench.models.packed import can_pack
+
+Engine = Literal["eager", "packed", "compiled", "graph"]
+ENGINES: tuple[Engine, ...] = get_args(Engine)
+
+
+def pick_engine(wanted: str, device: torch.device, dtype: torch.dtype) -> Engine:
+    """``auto`` = graph on CUDA, packed on a CPU that can, else eager.
+
+    Raises:
+        InputError: unknown, or not to be had here.
+    """
+    if wanted == "auto":
+        if device.type == "cuda":
+            return "graph"
+        return "packed" if device.type == "cpu" and can_pack(dtype) else "eager"
+    for engine in ENGINES:
+        if engine == wanted:
+            _require(engine, device, dtype)
+            return engine
+    raise InputError(f"unknown engine {wanted!r}", where="--engine", fix=f"use auto, {', '.join(ENGINES)}")
+
+
+def _require(engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
+    if engine == "packed" and not (device.type == "cpu" and can_pack(dtype)):
+        raise InputError(
+            f"no packed products of {str(dtype).removeprefix('torch.')} on {device}",
+            where="--engine packed",
+            fix="use eager; packed needs a CPU, a torch built with oneDNN, and bf16 or fp32",
+        )
+    if engine == "graph" and device.type != "cuda":
+        raise InputError(f"graphs are CUDA's, the device is {device}", where="--engine graph", fix="use another engine")
+    if engine == "compiled":
+        set_up_compiler(device)

@@ -1,0 +1,97 @@
+"""Packed weights: the same products, the stock model untouched, the same text and steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from tiny_decoding import NO_TREE, decode
+from tiny_models import ARCHITECTURES, random_eagle, random_heads, random_tree, tiny_base
+from torch import nn
+
+from mtp_bench.errors import InputError
+from mtp_bench.heads.kinds import AnyHeads
+from mtp_bench.models import load, packed
+from mtp_bench.models.base import BaseModel
+from mtp_bench.models.engines import pick_engine
+from mtp_bench.models.load import LoadOptions, load_base_model
+from mtp_bench.models.packed import PackedLinear, PackedProduct, can_pack, packed_copy
+from mtp_bench.topology import DynamicTree, Topology
+
+NAMES = [name for name in ARCHITECTURES if name != "gemma2"]  # that one knows only eager attention
+CPU = torch.device("cpu")
+DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype)]
+pytestmark = pytest.mark.skipif(not DTYPES, reason="this torch or CPU has no packed products")
+
+
+@pytest.fixture
+def small_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiny matrices are packed as well."""
+    monkeypatch.setattr(packed, "LARGE", 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [(1, 1), (1, 13), (3, 5)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products(dtype: torch.dtype, rows: tuple[int, int], bias: bool) -> None:
+    torch.manual_seed(0)
+    weight, x = torch.randn(96, 64).to(dtype), torch.randn(*rows, 64).to(dtype)
+    offset = torch.randn(96).to(dtype) if bias else None
+    exact = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
+    got = PackedProduct(weight)(x, offset)
+    assert got.dtype == dtype
+    # Rounded once at the end, as the plain product is.
+    torch.testing.assert_close(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+def test_the_copy_shares_weights_and_leaves_the_model_alone(architecture: str, small_too: None) -> None:
+    base = tiny_base(architecture)
+    layer = base.decoder.layers[0]  # type: ignore[index, union-attr]
+    hook = layer.register_forward_pre_hook(lambda module, args: None)
+    twin = packed_copy(base.model)
+    pairs = zip(base.model.parameters(), twin.parameters(), strict=True)
+    assert all(mine is theirs for mine, theirs in pairs)
+    assert any(isinstance(part, PackedLinear) for part in twin.modules())
+    assert not any(type(part) is nn.Linear for part in twin.modules())
+    assert not any(isinstance(part, PackedLinear) for part in base.model.modules())
+    assert not any(part._forward_pre_hooks for part in twin.modules())
+    hook.remove()
+
+
+@pytest.mark.parametrize("architecture", NAMES)
+@pytest.mark.parametrize("kind", ["none", "medusa", "eagle", "eagle3"])
+def test_text_and_steps_are_those_of_the_eager_engine(architecture: str, kind: str, small_too: None) -> None:
+    base = tiny_base(architecture)
+    fast = replace(base, engine="packed")
+    heads: AnyHeads | None = None
+    if kind != "none":
+        heads = random_heads(base, "map") if kind == "medusa" else random_eagle(base, kind)
+    trees: list[Topology] = [NO_TREE] if heads is None else [random_tree(1), random_tree(2)]
+    if kind == "eagle3":
+        trees.append(DynamicTree(3, 3, 9))
+    for tree in trees:
+        for batch in (1, 2):
+            plain, quick = (decode(one, heads, tree, batch=batch) for one in (base, fast))  # type: ignore[arg-type]
+            assert [g.tokens for g in quick] == [g.tokens for g in plain]
+            assert [g.accepted for g in quick] == [g.accepted for g in plain]
+    assert fast._packed.engine == "eager"
+
+
+def test_small_matrices_are_packed_in_bf16_only() -> None:
+    base = tiny_base()
+    assert not any(isinstance(part, PackedLinear) for part in packed_copy(base.model).modules())
+    half: BaseModel = replace(tiny_base(), model=tiny_base().model.to(torch.bfloat16))
+    assert any(isinstance(part, PackedLinear) for part in packed_copy(half.model).modules())
+
+
+def test_auto_picks_it_where_it_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_engine("auto", CPU, DTYPES[0]) == "packed"
+    with pytest.raises(InputError, match="no packed products of float16"):
+        pick_engine("packed", CPU, torch.float16)
+    assert pick_engine("auto", CPU, torch.float16) == "eager"
+    monkeypatch.setattr(load, "available_bytes", lambda device: 1000)
+    assert load_base_model("smollm2-135m", LoadOptions(dummy=True)).engine == "eager"
+    with pytest.raises(InputError, match="packing takes"):
+        load_base_model("smollm2-135m", LoadOptions(engine="packed", dummy=True))

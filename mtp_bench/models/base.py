@@ -234,7 +234,8 @@ class BaseModel:
         self, tokens: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: Cache, aux_layers: tuple[int, ...]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         hidden, features = self._features(tokens, positions, mask, cache, aux_layers)
-        return hidden, features, self.logits(hidden).argmax(-1)
+        # On a CPU argmax of bf16 takes four times as long; both give the first of equal logits.
+        return hidden, features, self.logits(hidden).max(-1).indices
 
     def _features(
         self,

@@ -1,9 +1,9 @@
 """Everything about one engine on this machine, in one command: about an hour on two cores.
 
-    python tests/benchmarks/suite.py --engine compiled --out results/suite-cpu-compiled
+    python tests/benchmarks/suite.py --out results/compare-cpu
 
-1. Profiles and optimizes the reference model with its shipped Medusa heads and EAGLE-3 draft.
-2. Compares both with this engine at N = 0, Hugging Face ``generate`` with its default and its static cache, and
+1. Profiles and optimizes the reference model with its shipped Medusa heads, EAGLE-1 and EAGLE-3 draft.
+2. Compares them with this engine at N = 0, Hugging Face ``generate`` with its default and its static cache, and
    prompt lookup: interleaved, paired, one table.
 3. Decodes in batches: throughput against batch size.
 4. Measures how a step's cost grows with rows, batch and context.
@@ -19,8 +19,6 @@ from pathlib import Path
 
 from mtp_bench.cli import run
 
-HEADS = ("medusa", "eagle3")
-
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the stages that are missing; the first exit code that is not 0."""
@@ -28,7 +26,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--limit", type=int, default=27, help="prompts profiled")
+    parser.add_argument("--heads", default="medusa,eagle1,eagle3")
+    parser.add_argument("--limit", type=int, default=108, help="prompts profiled")
     parser.add_argument("--decoded", type=int, default=18, help="prompts decoded by every arm")
     parser.add_argument("--batch", default="1,2,4,8")
     parser.add_argument("--stages", default="profile,compare,batch,scale")
@@ -47,9 +46,10 @@ def _stages(options: argparse.Namespace) -> list[tuple[Path, list[str]]]:
     """(what it writes last, command) in order."""
     out, engine = options.out, ["--engine", options.engine]
     model = [*engine, "--dtype", options.dtype]
-    runs = [out / name for name in HEADS]
+    heads = options.heads.split(",")
+    runs = [out / name for name in heads]
     stages: dict[str, list[tuple[Path, list[str]]]] = {name: [] for name in ("profile", "compare", "batch", "scale")}
-    for name, path in zip(HEADS, runs, strict=True):
+    for name, path in zip(heads, runs, strict=True):
         profile = ["profile", "--heads", f"smollm2-135m-{name}", *model, "--limit", str(options.limit)]
         stages["profile"] += [
             (path / "cost.csv", [*profile, "--out", str(path)]),

@@ -95,3 +95,12 @@ def test_auto_picks_it_where_it_is_to_be_had(monkeypatch: pytest.MonkeyPatch) ->
     assert load_base_model("smollm2-135m", LoadOptions(dummy=True)).engine == "eager"
     with pytest.raises(InputError, match="packing takes"):
         load_base_model("smollm2-135m", LoadOptions(engine="packed", dummy=True))
+
+
+def test_the_first_of_equal_logits_is_chosen() -> None:
+    """As argmax does, in which generate and the reference passes trust; bf16 logits are often equal."""
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (torch.bfloat16, torch.float32):
+        logits = torch.randint(0, 4, (3, 7, 50_000), generator=generator).to(dtype)
+        assert torch.equal(logits.max(-1).indices, logits.argmax(-1))
+        assert torch.equal(logits.max(-1).indices, (logits == logits.amax(-1, keepdim=True)).int().argmax(-1))

@@ -2,7 +2,7 @@
 
 A run is a folder ``results/NAME/`` of plain files, each re-readable without torch:
 ``run.json`` (manifest), ``trace.npz``, ``acceptance.csv``, ``cost.csv``, ``optimize.json``, ``topology.json``,
-``bench.csv``, ``bench.json``, ``throughput.csv``, ``throughput.json``, ``plots/``, ``report.html``.
+``schedule.json``, ``bench.csv``, ``bench.json``, ``throughput.csv``, ``throughput.json``, ``plots/``, ``report.html``.
 """
 
 from __future__ import annotations
@@ -69,6 +69,11 @@ class RunFolder:
     def bench_json(self) -> Path:
         """Real decoding, summed up."""
         return self.path / "bench.json"
+
+    @property
+    def schedule(self) -> Path:
+        """The best topology by batch size."""
+        return self.path / "schedule.json"
 
     @property
     def throughput(self) -> Path:

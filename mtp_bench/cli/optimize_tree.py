@@ -32,7 +32,9 @@ def optimize_tree(
     context: Annotated[
         int | None, typer.Option("--context", min=1, help="Cached tokens to take costs at; the run's mean if left out.")
     ] = None,
-    batch: options.Batch = 1,
+    batch: Annotated[
+        str, typer.Option("--batch", help="Sequences decoded together; several (1,4,8) give a schedule.")
+    ] = "1",
     kind: Annotated[
         str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
     ] = "auto",
@@ -51,11 +53,19 @@ def optimize_tree(
 
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
+    batches = options.parse_batches(batch)
     measured = read_measured(profile, acceptance, cost)
     place = context if context is not None else measured.mean_context if cost is None else None
+    if len(batches) > 1:
+        document = schedule_and_write(
+            measured, batches, budget=budget, max_depth=max_depth, context=place, kind=kind, seed=seed, out=out
+        )
+        if json_output:
+            emit_json(document)
+        return
     _, document = search_and_write(
-        measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batch, trials=trials,
-        seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
+        measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batches[0],
+        trials=trials, seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
     )  # fmt: skip
     if json_output:
         emit_json(document)
@@ -86,6 +96,54 @@ def search_and_write(
         write_json(measured.run.optimize, {"schema": "mtp-bench/optimize", "version": 1, **document})
     _print(found, document)
     return found, document
+
+
+def schedule_and_write(
+    measured: Measured, batches: tuple[int, ...], *, out: Path | None, context: int | None, **wanted: Any
+) -> dict[str, Any]:
+    """Search every batch size, print, and write schedule.json with its plot (in the run, or to ``out``)."""
+    from mtp_bench.files import write_json
+    from mtp_bench.report.schedule import write_schedule
+    from mtp_bench.search.optimize import OptimizeOptions
+    from mtp_bench.search.schedule import schedule
+    from mtp_bench.trace import RankTrace
+
+    if not isinstance(measured.acceptance, RankTrace) or measured.cost is None:
+        raise InputError(
+            "a schedule needs a trace and costs",
+            where="--batch",
+            fix="give --profile, and --cost with the cost.csv of mtp-bench measure-cost --batch 1,4,8",
+        )
+    found = schedule(measured.acceptance, measured.cost, OptimizeOptions(context=context, **wanted), batches)
+    document = {"schema": "mtp-bench/schedule", "version": 1, "context": context, **wanted, **found.document()}
+    path = out or (measured.run.schedule if measured.run else None)
+    if path is not None:
+        write_json(path, document)
+        write_schedule(document, path.parent)
+    _print_schedule(document)
+    return document
+
+
+def _print_schedule(document: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("batch", "topology", "N", "depth", "tokens_per_step", "step ms", "tokens/s each", "predicted speedup")
+    for cell in document["cells"]:
+        if cell["measured"]:
+            low, high = cell["speedup_predicted_ci"] or (cell["speedup_predicted"],) * 2
+            table.add_row(
+                str(cell["batch"]), cell["name"], str(cell["num_nodes"]), str(cell["depth"]),
+                f"{cell['tokens_per_step']:.3f}", f"{cell['step_ms']:.2f}", f"{cell['tokens_per_s']:.2f}",
+                f"{cell['speedup_predicted']:.3f}x [{low:.2f}, {high:.2f}]",
+            )  # fmt: skip
+    Console(width=150, highlight=False).print(table)
+    for one in document["batch_schedule"]:
+        sizes = f"batch {one['min_batch_size']} to {one['max_batch_size']}"
+        what = f"{one['num_nodes']} nodes, depth {one['depth']}" if one["num_nodes"] else "do not speculate"
+        typer.echo(
+            f"{sizes}: {one['name']} ({what}), at most {100 * one['speed_lost']:.1f}% below the best of each size"
+        )
 
 
 def _write_topology(path: Path, found: Optimization, measured: Measured) -> None:

@@ -20,7 +20,7 @@ from mtp_bench.errors import InputError
 from mtp_bench.topology import DynamicTree, Topology
 
 Floats = npt.NDArray[np.float64]
-Curve = Callable[[int], Floats]  # context -> values
+Curve = Callable[[int], Floats]  # context or batch -> values
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +109,10 @@ class CostTable:
 
     def depth_limit(self, *, batch: int = 1) -> int | None:
         """Deepest draft with a known cost; None = any depth."""
+        around = self._batches_around(batch)
+        if around is not None:
+            limits = [self.depth_limit(batch=b) for b in around]
+            return min((limit for limit in limits if limit is not None), default=None)
         by_context: dict[int, set[int]] = {}
         for p in self._draft:
             if p.batch == batch:
@@ -123,6 +127,10 @@ class CostTable:
 
     def notes(self, *, batch: int = 1, context: int | None = None) -> tuple[str, ...]:
         """What a reader must know about costs at this batch and context; empty when they are measured or between."""
+        around = self._batches_around(batch)
+        if around is not None:
+            between = f"batch {batch} was not measured: costs lie between those of {around[0]} and {around[1]}"
+            return (between, *self.notes(batch=around[0], context=context))
         known = self._contexts_of(VERIFY, batch)
         if context is None or known[0] <= context <= known[-1]:
             return ()
@@ -136,6 +144,11 @@ class CostTable:
         Raises:
             InputError: the batch was not measured, or the one-row baseline was not.
         """
+        around = self._batches_around(batch)
+        if around is not None:
+            return self._between_batches(
+                around, batch, lambda b: self.verify_curve(batch=b, context=context, padded=padded)
+            )
         chosen = self._contexts_of(VERIFY, batch)[0] if context is None else context
         key = ("padded" if padded else "exact", batch, chosen)
         if key not in self._curves:
@@ -153,6 +166,9 @@ class CostTable:
         """
         if not self._draft or max_depth == 0:
             return np.zeros(max_depth + 1)
+        around = self._batches_around(batch)
+        if around is not None:
+            return self._between_batches(around, batch, lambda b: self.draft_curve(max_depth, batch=b, context=context))
         limit = self.depth_limit(batch=batch)
         if limit is not None and max_depth > limit:
             raise InputError(
@@ -195,6 +211,10 @@ class CostTable:
 
     def dynamic_top_ks(self, *, batch: int = 1) -> dict[int, int]:
         """top_k of the dynamic trees whose draft was measured -> deepest of them."""
+        around = self._batches_around(batch)
+        if around is not None:
+            low, high = (self.dynamic_top_ks(batch=b) for b in around)
+            return {top_k: min(low[top_k], high[top_k]) for top_k in low.keys() & high.keys()}
         measured: dict[int, int] = {}
         for p in self._dynamic:
             if p.batch == batch:
@@ -209,6 +229,10 @@ class CostTable:
             raise InputError(
                 f"draft cost of {tree} is not known", where=self.source, fix=f"measured: {measured or 'none'}"
             )
+        around = self._batches_around(batch)
+        if around is not None:
+            low, high = (self._dynamic_ms(tree, b, context) for b in around)
+            return low + (high - low) * (batch - around[0]) / (around[1] - around[0])
         curves: dict[int, dict[int, float]] = {}
         for p in self._dynamic:
             if (p.batch, p.rows) == (batch, tree.top_k):
@@ -219,10 +243,28 @@ class CostTable:
 
     def relative_error(self, rows: int, *, batch: int = 1, context: int | None = None) -> float:
         """Relative standard error of the verify cost at the nearest measured point with at least ``rows`` rows."""
+        around = self._batches_around(batch)
+        if around is not None:
+            return max(self.relative_error(rows, batch=b, context=context) for b in around)
         mean = self._contexts_of(VERIFY, batch)[0] if context is None else context
         at = self.nearest_context(mean, batch=batch)
         enough = [p for p in self._verify if p.batch == batch and p.context == at and p.rows >= rows]
         return min(enough, key=lambda p: p.rows).relative_error if enough else 0.0
+
+    def _batches_around(self, batch: int) -> tuple[int, int] | None:
+        """The measured batch sizes on both sides of one that was not measured; None where there is nothing between."""
+        known = self.batches
+        if batch in known or not known[0] < batch < known[-1]:
+            return None
+        return max(b for b in known if b < batch), min(b for b in known if b > batch)
+
+    @staticmethod
+    def _between_batches(around: tuple[int, int], batch: int, curve: Curve) -> Floats:
+        """Linear between the two batch sizes, as far as both were measured."""
+        low, high = (curve(b) for b in around)
+        shared = min(len(low), len(high))
+        weight = (batch - around[0]) / (around[1] - around[0])
+        return (1 - weight) * low[:shared] + weight * high[:shared]
 
     def _contexts_of(self, component: str, batch: int) -> list[int]:
         points = self._verify if component == VERIFY else self._draft

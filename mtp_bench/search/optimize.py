@@ -172,6 +172,16 @@ def optimize(
     )
 
 
+def best_of_kinds(trace: RankTrace, cost: CostTable | None, options: OptimizeOptions) -> BestOfKind:
+    """The best topology of the kinds asked for, N = 0 among the static ones, without all that ``optimize`` adds."""
+    exact = exact_search(
+        TrieSource.from_trace(trace), cost, max_nodes=options.budget, max_depth=options.max_depth,
+        context=options.context, batch=options.batch, objective=options.objective,
+    )  # fmt: skip
+    found, _ = _kinds(trace, cost, exact, options)
+    return found[0]
+
+
 def _kinds(
     acceptance: RankTrace | AcceptanceTable, cost: CostTable | None, exact: ExactResult, options: OptimizeOptions
 ) -> tuple[list[BestOfKind], DynamicSearch | None]:

@@ -111,6 +111,17 @@ def test_costs_of_several_batch_sizes_choose_other_trees(folder: Path) -> None:
             "optimize-tree", *arguments, "--batch", batch, "--trials", "0", "--out", str(out / "t.json"), "--json"
         )
         assert json.loads(output.splitlines()[-1])["batch"] == int(batch)
+    arguments += ["--batch", "1,3", "--out", str(out / "schedule.json"), "--json"]
+    document = json.loads(run("optimize-tree", *arguments).splitlines()[-1])
+    assert [cell["batch"] for cell in document["cells"]] == [1, 2, 3]
+    assert document["batch_schedule"][-1]["max_batch_size"] == 3
+    assert json.loads((out / "schedule.json").read_text()) == document
+    assert (out / "plots" / "schedule.png").exists()
+
+
+def test_a_schedule_needs_costs_of_its_batch_sizes(folder: Path) -> None:
+    with pytest.raises(InputError, match="no costs for batch 4: measured from 1 to 1"):
+        run("optimize-tree", "--profile", str(folder / "runs" / "medusa"), "--batch", "1,4")
 
 
 def test_batch_sizes_must_be_numbers(folder: Path) -> None:

@@ -96,8 +96,9 @@ def test_batches_are_kept_apart():
     table = CostTable((*t3_cost().points, CostPoint(rows=1, batch=4, median_ms=11.0)))
     assert table.batches == (1, 4)
     assert table.step_ms(1, batch=4) == 11.0
-    with pytest.raises(InputError, match="no verify cost for batch 2"):
-        table.step_ms(1, batch=2)
+    with pytest.raises(InputError, match="no verify cost for batch 8"):
+        table.step_ms(1, batch=8)
+    assert table.step_ms(1, batch=2) == pytest.approx(10.0 + 1 / 3)
 
 
 def test_points_that_failed_are_ignored():

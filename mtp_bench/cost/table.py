@@ -291,10 +291,13 @@ class CostTable:
         """float64 [R]: cost of 1..R rows, linear between measured points."""
         points = {p.rows: p.median_ms for p in self._verify if p.batch == batch and p.context == context}
         if 1 not in points:
+            place = (VERIFY, batch, context, 1)
+            failed = [p.status for p in self.points if (p.component, p.batch, p.context, p.rows) == place]
+            why = f" (measured, but {failed[0]})" if failed else ""
             raise InputError(
-                f"no cost of one row at batch {batch}, context {context}: there is no baseline",
+                f"no cost of one row at batch {batch}, context {context}{why}: there is no baseline",
                 where=self.source,
-                fix="measure rows = 1 too",
+                fix="measure again on a quieter machine, with more --rounds" if failed else "measure rows = 1 too",
             )
         rows = sorted(points)
         return np.interp(np.arange(1, rows[-1] + 1), rows, [points[r] for r in rows])

@@ -238,3 +238,10 @@ def test_rooflines_of_a_7b_model(flops, bandwidth, floor, ridge):
     assert line.ridge_rows == pytest.approx(ridge, abs=1)
     assert line.floor_ms(2 * ridge) == pytest.approx(2 * floor, rel=0.02)
     assert line.memory_ms(context=2048) - line.memory_ms() == pytest.approx(2048 * 0.524e6 / bandwidth * 1e3)
+
+
+def test_a_baseline_that_was_too_unsteady_is_said_to_be_so():
+    points = [CostPoint(rows=1, status="unstable", median_ms=9.0), CostPoint(rows=4, median_ms=10.0)]
+    with pytest.raises(InputError, match="measured, but unstable") as refusal:
+        CostTable(tuple(points)).step_ms(4)
+    assert "quieter machine" in str(refusal.value)

@@ -9,6 +9,8 @@ import typer
 from mtp_bench.cli import options
 from mtp_bench.errors import InputError
 
+DRIFT = 0.05
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from mtp_bench.decode.bench import Contender
     from mtp_bench.models.base import BaseModel
     from mtp_bench.runs import RunFolder
+    from mtp_bench.topology import Topology
     from mtp_bench.trace import RankTrace
 
 
@@ -78,26 +81,31 @@ def bench_run(
     import torch
 
     from mtp_bench.cost import CostTable
-    from mtp_bench.decode.bench import Contender, run_bench
+    from mtp_bench.decode.bench import ENGINE_BASELINE, Contender, run_bench
     from mtp_bench.files import write_json
     from mtp_bench.models.graph import compile_seconds
     from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
+    from mtp_bench.profile.costs import StepTimer
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.progress import progress, running_totals, warn
+    from mtp_bench.topology import StaticTree
 
     trace, answers, context = bench_material(run, limit)
     measured_with = run.read_manifest()["model"].get("engine", "eager")
     cost = CostTable.from_csv(run.cost) if run.cost.exists() else None
     if cost is not None and measured_with != base.engine:
-        warn(f"no prediction: the run's costs are those of the {measured_with} engine")
+        warn(f"the run's costs are those of the {measured_with} engine: predicted only by steps timed now")
         cost = None
-    predictor = Predictor(trace, cost, context)
+    everyone: dict[str, tuple[Any, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
+    timer = StepTimer(base, everyone | {name: (heads, tree) for name, tree in trees.items()}, context, seed=seed)
     arms = 1 + hf + len(trees)
     with progress("bench", arms * len(answers) * repeats, "answers") as advance:
         contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
         rows = run_bench(
-            base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, on_progress=running_totals(advance)
-        )
+            base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, between=timer.round,
+            on_progress=running_totals(advance),
+        )  # fmt: skip
+    predictor = Predictor(trace, timer.costs(), cost, context)
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
     _account(document, base, contenders, answers, context)
     document |= {
@@ -190,8 +198,7 @@ def print_bench(document: dict[str, Any]) -> None:
     for label, arm in document["baseline"].items():
         name = "baseline: this engine, N = 0" if label == "engine" else "baseline: Hugging Face generate"
         text = f"{name}: {arm['tokens_per_s']:.2f} tokens/s, step {arm['step_ms']:.2f} ms"
-        if arm["predicted_tokens_per_s"]:
-            text += f", predicted {arm['predicted_tokens_per_s']:.2f} ({100 * arm['prediction_error']:+.1f}%)"
+        text += _prediction(arm)
         if "speedup_over_hf" in arm:
             text += f", {_ratio(arm['speedup_over_hf'])} of generate's speed"
         typer.echo(text)
@@ -201,9 +208,7 @@ def print_bench(document: dict[str, Any]) -> None:
             f"{tree['tree']} ({tree['num_nodes']} nodes): {tree['tokens_per_s']:.2f} tokens/s, "
             f"{tree['tokens_per_step']:.3f} tokens_per_step, step {tree['step_ms']:.2f} ms"
         )
-        if tree["predicted_tokens_per_s"]:
-            text += f", predicted {tree['predicted_tokens_per_s']:.2f} ({100 * tree['prediction_error']:+.1f}%)"
-        typer.echo(text)
+        typer.echo(text + _prediction(tree))
         text = f"  speedup {_ratio({'value': tree['speedup'], 'ci': tree['speedup_ci']})} over this engine at N = 0"
         if "speedup_over_hf" in tree:
             text += f", {_ratio(tree['speedup_over_hf'])} over Hugging Face generate"
@@ -213,7 +218,22 @@ def print_bench(document: dict[str, Any]) -> None:
             f"diverge, {tree['divergences_at_near_ties']} of them at a near-tie"
         )
         _print_account(tree)
+    promised = document["baseline"]["engine"].get("profile_error")
+    if promised is not None and abs(promised) > DRIFT:
+        change = "slower" if promised > 0 else "faster"
+        typer.echo(
+            f"plain decoding was {100 * abs(promised):.0f}% {change} than the run's costs say: the machine has changed"
+        )
     print_compile_time(document)
+
+
+def _prediction(arm: dict[str, Any]) -> str:
+    text = ""
+    if arm["predicted_tokens_per_s"]:
+        text += f", predicted {arm['predicted_tokens_per_s']:.2f} ({100 * arm['prediction_error']:+.1f}%)"
+    if arm.get("profile_tokens_per_s"):
+        text += f", by the run's costs {arm['profile_tokens_per_s']:.2f} ({100 * arm['profile_error']:+.1f}%)"
+    return text
 
 
 def print_compile_time(document: dict[str, Any]) -> None:

@@ -10,8 +10,6 @@ import typer
 from mtp_bench.cli import options
 from mtp_bench.errors import InputError
 
-STEP_ROUNDS = 20
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -46,7 +44,7 @@ def compare(
     from mtp_bench.files import write_json
     from mtp_bench.models.graph import compile_seconds
     from mtp_bench.profile.compare import check_comparable, compare_document
-    from mtp_bench.profile.costs import step_costs
+    from mtp_bench.profile.costs import StepTimer
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.run import load_answers
     from mtp_bench.progress import progress, running_totals
@@ -65,19 +63,17 @@ def compare(
     chosen = choose_prompts(first.trace, limit)
     answers = [load_answers(first.run, first.trace)[index] for index in chosen]
     context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
-    # Costs first: a step that cannot be timed is told before minutes of decoding are spent.
     entries: dict[str, tuple[AnyHeads | None, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
     entries |= {name: (one.heads, one.topology) for name, one in contenders.items()}
-    with progress("costs", STEP_ROUNDS * 2 * len(entries), "timings") as advance:
-        steps = step_costs(base, entries, context, rounds=STEP_ROUNDS, seed=seed, on_progress=running_totals(advance))
+    timer = StepTimer(base, entries, context, seed=seed)
     arms = 1 + hf + static + lookup + len(contenders)
     with progress("compare", arms * len(answers) * repeats, "answers") as advance:
         rows = run_bench(
             base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, with_static=static,
-            seed=seed, on_progress=running_totals(advance),
+            seed=seed, between=timer.round, on_progress=running_totals(advance),
         )  # fmt: skip
     exact = base.dtype == torch.float32
-    document = compare_document(rows, entrants, chosen, context, steps, exact=exact, seed=seed)
+    document = compare_document(rows, entrants, chosen, context, timer.costs(), exact=exact, seed=seed)
     _account(document, base, entries, context)
     document |= {
         "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],

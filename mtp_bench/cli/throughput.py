@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from mtp_bench.runs import RunFolder
 
-STEP_ROUNDS = 12
+STEP_ROUNDS = 6  # after each queue
 # Prompts per queue, as a multiple of the largest batch: few enough for pairs, enough that slots are mostly busy.
 QUEUE = 2
 
@@ -24,7 +24,7 @@ def throughput_run(
     from mtp_bench.files import write_json
     from mtp_bench.models.graph import compile_seconds
     from mtp_bench.profile.accounting import measure_limits, step_work
-    from mtp_bench.profile.costs import step_costs
+    from mtp_bench.profile.costs import StepTimer
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.throughput import throughput_document
     from mtp_bench.progress import progress, running_totals
@@ -35,23 +35,25 @@ def throughput_run(
     contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
     everyone = {ENGINE_BASELINE: (None, StaticTree(())), **{name: (heads, tree) for name, tree in trees.items()}}
     limits = measure_limits(base.device, base.dtype)
-    costs, work = {}, {}
-    with progress("costs", STEP_ROUNDS * (2 * len(everyone) - 1) * len(batches), "timings") as advance:
-        for batch in batches:
-            costs[batch] = step_costs(
-                base, everyone, context, batch=batch, rounds=STEP_ROUNDS, seed=seed, on_progress=running_totals(advance)
-            )
-            work[batch] = {
-                name: step_work(base, some, tree, batch=batch, context=context)
-                for name, (some, tree) in everyone.items()
-            }
+    timers = {batch: StepTimer(base, everyone, context, batch=batch, seed=seed) for batch in batches}
+    work = {
+        batch: {n: step_work(base, some, tree, batch=batch, context=context) for n, (some, tree) in everyone.items()}
+        for batch in batches
+    }
+
+    def between() -> None:
+        for timer in timers.values():
+            for _ in range(STEP_ROUNDS):
+                timer.round()
+
     block = QUEUE * max(batches)
     planned = len(everyone) * len(batches) * len(answers) * repeats
     with progress("decoding in batches", planned, "answers") as advance:
         rows = run_throughput(
             base, contenders, answers, batches, block=block, repeats=repeats, seed=seed,
-            on_progress=running_totals(advance),
+            between=between, on_progress=running_totals(advance),
         )  # fmt: skip
+    costs = {batch: timer.costs() for batch, timer in timers.items()}
     document = throughput_document(rows, trees, trace, costs, work, limits, block=block, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "context": context, "model": model_facts(base),

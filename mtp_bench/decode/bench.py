@@ -82,6 +82,7 @@ def run_bench(
     with_lookup: bool = False,
     with_static: bool = False,
     seed: int = 0,
+    between: Callable[[], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[BenchRow]:
     """Decode every answer's prompt with every arm, in a new random order of arms for each prompt and repeat.
@@ -91,6 +92,7 @@ def run_bench(
     Args:
         with_hf: Hugging Face ``generate`` too; with_static: and with its static cache; with_lookup: and its
             prompt-lookup decoding, which drafts n-grams of the text so far and needs no heads.
+        between: called after all arms have decoded a prompt.
     """
     others: dict[str, Arm] = {}
     if with_hf:
@@ -115,6 +117,8 @@ def run_bench(
                 if on_progress is not None:
                     on_progress(done, planned)
             rows += [_row(base, name, repeat, answer, outcome) for name in names]
+            if between is not None:
+                between()
     return rows
 
 

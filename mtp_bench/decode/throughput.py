@@ -54,9 +54,14 @@ def run_throughput(
     block: int,
     repeats: int = 1,
     seed: int = 0,
+    between: Callable[[], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[ThroughputRow]:
-    """Decode every block of ``block`` answers at every batch size with every contender and the N = 0 baseline."""
+    """Decode every block of ``block`` answers at every batch size with every contender and the N = 0 baseline.
+
+    Args:
+        between: called after all arms have emptied a block's queue.
+    """
     everyone = {ENGINE_BASELINE: Contender(StaticTree(()), None), **contenders}
     arms = [(name, batch) for batch in batches for name in everyone]
     decoders = _decoders(base, everyone, answers, batches)
@@ -79,6 +84,8 @@ def run_throughput(
                 differing = sum(got.texts[key] != text for key, text in reference.texts.items())
                 figures = (got.tokens, got.steps, got.passes, got.prefill_s, got.decode_s)
                 rows.append(ThroughputRow(name, batch, index, repeat, len(part), *figures, differing))
+            if between is not None:
+                between()
     return rows
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from mtp_bench.cost import CostTable
 from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, BenchRow
 from mtp_bench.errors import InputError
 from mtp_bench.files import write_text
+from mtp_bench.profile.costs import StepCost
 from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import RankTrace, paired_ratio, ratio_interval, replay
 
@@ -23,14 +24,27 @@ SCHEMA = "mtp-bench/bench"
 
 @dataclass(frozen=True)
 class Predictor:
-    """Predicts an arm's tokens/s from the trace of the benched prompts and the cost table."""
+    """Predicts an arm's tokens/s: tokens per step by replaying the benched prompts, over the cost of a step.
+
+    Attributes:
+        steps: costs of the arms' very steps, timed in between the decoding.
+        cost: the run's table, measured when it was profiled; None without one, or one of another engine.
+        context: cached tokens at which the table is read.
+    """
 
     trace: RankTrace
-    cost: CostTable | None
-    context: int | None
+    steps: Mapping[str, StepCost]
+    cost: CostTable | None = None
+    context: int | None = None
 
-    def tokens_per_s(self, tree: Topology) -> float | None:
-        """Replayed tokens per step over the cost of a step; None where the cost is not known.
+    def tokens_per_s(self, arm: str, tree: Topology) -> float | None:
+        """By the steps timed beside the decoding; None for an arm that was not timed."""
+        if arm not in self.steps:
+            return None
+        return 1e3 * replay(self.trace, tree).tokens_per_step / self.steps[arm].step_ms
+
+    def from_profile(self, tree: Topology) -> float | None:
+        """By the run's own costs; None where they are not known.
 
         The engine runs exactly the tree's rows, so the cost at these rows is taken, not the envelope above them.
         """
@@ -52,16 +66,14 @@ def summarize(
         exact: whether outputs must be identical (fp32); else a divergence must be a near-tie.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
-    baseline = {
-        label: arm_figures(rows, arm, predictor.tokens_per_s(StaticTree(())) if label == "engine" else None, exact)
-        for label, arm in (("engine", ENGINE_BASELINE), ("hf", HF_BASELINE))
-        if arm in arms
-    }
+    baseline = {"engine": _predicted_figures(rows, ENGINE_BASELINE, StaticTree(()), predictor, exact)}
+    if HF_BASELINE in arms:
+        baseline["hf"] = arm_figures(rows, HF_BASELINE, None, exact)
     if "hf" in baseline:
         baseline["engine"]["speedup_over_hf"] = speedup_between(rows, HF_BASELINE, ENGINE_BASELINE, seed)
     tree_documents = []
     for name, tree in trees.items():
-        document = arm_figures(rows, name, predictor.tokens_per_s(tree), exact)
+        document = _predicted_figures(rows, name, tree, predictor, exact)
         over_engine = speedup_between(rows, ENGINE_BASELINE, name, seed)
         document |= {"tree": name, "num_nodes": tree.num_nodes, "depth": tree.depth, "id": tree.id}
         document |= {"speedup": over_engine["value"], "speedup_ci": over_engine["ci"]}
@@ -71,6 +83,16 @@ def summarize(
         document["replayed_steps"] = replayed.total_steps
         tree_documents.append(document)
     return {"schema": SCHEMA, "version": 1, "baseline": baseline, "trees": tree_documents}
+
+
+def _predicted_figures(
+    rows: Sequence[BenchRow], arm: str, tree: Topology, predictor: Predictor, exact: bool
+) -> dict[str, Any]:
+    """``arm_figures``, and beside them what the run's own costs had promised."""
+    document = arm_figures(rows, arm, predictor.tokens_per_s(arm, tree), exact)
+    promised = predictor.from_profile(tree)
+    error = None if promised is None else promised / document["tokens_per_s"] - 1
+    return document | {"profile_tokens_per_s": promised, "profile_error": error}
 
 
 def arm_figures(rows: Sequence[BenchRow], arm: str, predicted: float | None, exact: bool) -> dict[str, Any]:
@@ -123,9 +145,7 @@ def speedup_between(rows: Sequence[BenchRow], first: str, second: str, seed: int
 def write_bench_csv(path: Path, rows: Sequence[BenchRow], trees: Mapping[str, Topology], predictor: Predictor) -> None:
     """One line per arm, prompt and repeat; ``tokens`` are those emitted while ``decode_s`` ran (all but the first)."""
     names = predictor.trace.prompt_ids
-    alone = {
-        name: Predictor(predictor.trace.select([i]), predictor.cost, predictor.context) for i, name in enumerate(names)
-    }
+    alone = {name: replace(predictor, trace=predictor.trace.select([i])) for i, name in enumerate(names)}
     shapes: dict[str, Topology] = {ENGINE_BASELINE: StaticTree(()), **trees}
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -152,7 +172,7 @@ def write_bench_csv(path: Path, rows: Sequence[BenchRow], trees: Mapping[str, To
     )
     for row in rows:
         tree = shapes.get(row.arm)
-        predicted = alone[row.prompt_id].tokens_per_s(tree) if tree is not None else None
+        predicted = alone[row.prompt_id].tokens_per_s(row.arm, tree) if tree is not None else None
         writer.writerow(
             [
                 row.arm, tree.num_nodes if tree else 0, tree.depth if tree else 0, ENGINE_BASELINE, row.prompt_id,

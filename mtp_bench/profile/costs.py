@@ -114,42 +114,60 @@ class StepCost(NamedTuple):
         return self.verify_ms + self.draft_ms
 
 
-def step_costs(
-    base: BaseModel,
-    contenders: Mapping[str, tuple[AnyHeads | None, Topology]],
-    context: int,
-    *,
-    batch: int = 1,
-    rounds: int = 20,
-    seed: int = 0,
-    on_progress: Callable[[int, int], None] | None = None,
-) -> dict[str, StepCost]:
-    """Costs of these very topologies, timed in turns, so that they compare where sweeps of different hours do not.
+class StepTimer:
+    """Times the very steps of several contenders a round at a time, in between other work.
 
-    Args:
+    Where the speed of a machine drifts, costs of an hour ago say little; timed in between the decoding that they are to
+    predict, they see the same machine. Means, not medians: decoding too takes the slow steps with the fast.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        contenders: Mapping[str, tuple[AnyHeads | None, Topology]],
+        context: int,
+        *,
+        batch: int = 1,
+        seed: int = 0,
+    ) -> None:
+        """Args:
         contenders: heads and topology by name; without nodes nothing is drafted.
         context: cached tokens.
 
-    Raises:
-        InputError: a step ran out of memory or gave numbers that are not finite.
-    """
-    options = SweepOptions(rows=(), contexts=(context,), batch=batch, rounds=rounds, seed=seed)
-    cache = _filled_cache(base, batch, context + max(tree.rows for _, tree in contenders.values()), seed)
-    verify, draft = {}, {}
-    for name, (heads, tree) in contenders.items():
-        shape = (
-            tree if isinstance(tree, StaticTree) else typical_tree(tree.num_nodes, depth=tree.depth, top_k=tree.rows)
-        )
-        verify[name] = _verify_cell(base, cache, shape, tree.rows, context, batch)
-        if tree.depth:
-            draft[name] = _draft_cell(base, heads, tree, context, options)
-    points = time_cells([*verify.values(), *draft.values()], base.device, options, on_progress)
-    for point in points:
-        if not point.median_ms > 0:
-            raise InputError(f"a step of {point.rows} rows could not be timed: {point.status}", where="costs")
-    times = [point.median_ms for point in points]
-    drafted = dict(zip(draft, times[len(verify) :], strict=True))
-    return {name: StepCost(ms, drafted.get(name, 0.0)) for name, ms in zip(verify, times, strict=False)}
+        Raises:
+            InputError: a step ran out of memory or gave numbers that are not finite.
+        """
+        self._device, self._order = base.device, np.random.default_rng(seed)
+        options = SweepOptions(rows=(), contexts=(context,), batch=batch, seed=seed)
+        cache = _filled_cache(base, batch, context + max(tree.rows for _, tree in contenders.values()), seed)
+        self._verify, self._draft = {}, {}
+        for name, (heads, tree) in contenders.items():
+            shape = (
+                tree
+                if isinstance(tree, StaticTree)
+                else typical_tree(tree.num_nodes, depth=tree.depth, top_k=tree.rows)
+            )
+            self._verify[name] = _verify_cell(base, cache, shape, tree.rows, context, batch)
+            if tree.depth:
+                self._draft[name] = _draft_cell(base, heads, tree, context, options)
+        self._cells = [*self._verify.values(), *self._draft.values()]
+        for cell in self._cells:
+            _guarded(cell, lambda cell=cell: _warm_up(cell, self._device))  # type: ignore[misc]
+            if cell.status != "ok":
+                raise InputError(f"a step of {cell.point.rows} rows could not be timed: {cell.status}", where="costs")
+
+    def round(self) -> None:
+        """Time every step once, in random order."""
+        for index in self._order.permutation(len(self._cells)):
+            self._cells[index].timings_ms.append(_time_ms(self._cells[index], self._device))
+
+    def costs(self) -> dict[str, StepCost]:
+        """Mean costs over all rounds so far."""
+        drafted = {name: float(np.mean(cell.timings_ms)) for name, cell in self._draft.items()}
+        return {
+            name: StepCost(float(np.mean(cell.timings_ms)), drafted.get(name, 0.0))
+            for name, cell in self._verify.items()
+        }
 
 
 def time_cells(

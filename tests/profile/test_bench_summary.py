@@ -11,6 +11,7 @@ import pytest
 from mtp_bench.cost import CostPoint, CostTable
 from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, BenchRow
 from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
+from mtp_bench.profile.costs import StepCost
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import RankTrace
 
@@ -20,6 +21,8 @@ PROMPTS = ("a", "b")
 # Both texts have 11 tokens, so 10 are emitted in steps. On "a" the chain accepts 2, 2, 2, then the last one alone;
 # on "b" nothing.
 STEPS = {"a": 4, "b": 10}
+# Timed in between the decoding, on a machine that has become slower since the run's costs were measured.
+TIMED = {ENGINE_BASELINE: StepCost(10.5, 0.0), "chain": StepCost(12.5, 1.25)}
 
 
 def trace() -> RankTrace:
@@ -53,7 +56,7 @@ def rows(divergence: int | None = None, tie: bool = False) -> list[BenchRow]:
 
 
 def test_figures() -> None:
-    document = summarize(rows(), TREES, Predictor(trace(), cost(), 100), exact=True)
+    document = summarize(rows(), TREES, Predictor(trace(), TIMED, cost(), 100), exact=True)
     engine, hf = document["baseline"]["engine"], document["baseline"]["hf"]
     [chain] = document["trees"]
     assert engine["tokens"] == hf["tokens"] == chain["tokens"] == 44
@@ -77,27 +80,33 @@ def test_figures() -> None:
 
 
 def test_prediction() -> None:
-    document = summarize(rows(), TREES, Predictor(trace(), cost(), 100), exact=True)
+    document = summarize(rows(), TREES, Predictor(trace(), TIMED, cost(), 100), exact=True)
     [chain] = document["trees"]
     assert chain["replayed_steps"] == 14
-    # Replay: 20 tokens in 14 steps of 12 ms and 1 ms of drafting. That 4 rows cost less than 3 is no help to an engine
-    # that runs 3.
-    predicted = 1e3 * 20 / 14 / 13
+    # Replay: 20 tokens in 14 steps.
+    predicted = 1e3 * 20 / 14 / 13.75
     assert chain["predicted_tokens_per_s"] == pytest.approx(predicted)
     assert chain["prediction_error"] == pytest.approx(predicted / chain["tokens_per_s"] - 1)
+    # By the run's costs: 12 ms and 1 ms of drafting. That 4 rows cost less than 3 is no help to an engine that runs 3.
+    promised = 1e3 * 20 / 14 / 13
+    assert chain["profile_tokens_per_s"] == pytest.approx(promised)
+    assert chain["profile_error"] == pytest.approx(promised / chain["tokens_per_s"] - 1)
     engine = document["baseline"]["engine"]
-    assert engine["predicted_tokens_per_s"] == pytest.approx(100.0)
-    assert engine["prediction_error"] == pytest.approx(0.0)
+    assert engine["predicted_tokens_per_s"] == pytest.approx(1e3 / 10.5)
+    assert engine["prediction_error"] == pytest.approx(10 / 10.5 - 1)
+    assert engine["profile_tokens_per_s"] == pytest.approx(100.0)
+    assert engine["profile_error"] == pytest.approx(0.0)
     assert document["baseline"]["hf"]["predicted_tokens_per_s"] is None
 
 
 def test_no_cost_no_prediction() -> None:
     wide = StaticTree.from_paths([(rank,) for rank in range(9)])
     for known in (None, cost()):
-        predictor = Predictor(trace(), known, 100)
-        assert predictor.tokens_per_s(wide) is None, "beyond the rows that were measured"
-    [chain] = summarize(rows(), TREES, Predictor(trace(), None, None), exact=True)["trees"]
-    assert (chain["predicted_tokens_per_s"], chain["prediction_error"]) == (None, None)
+        predictor = Predictor(trace(), {}, known, 100)
+        assert predictor.from_profile(wide) is None, "beyond the rows that were measured"
+    [chain] = summarize(rows(), TREES, Predictor(trace(), {}), exact=True)["trees"]
+    for name in ("predicted_tokens_per_s", "prediction_error", "profile_tokens_per_s", "profile_error"):
+        assert chain[name] is None
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,7 @@ def test_no_cost_no_prediction() -> None:
     ],
 )
 def test_lossless(divergence: int | None, tie: bool, exact: bool, lossless: bool) -> None:
-    document = summarize(rows(divergence, tie), TREES, Predictor(trace(), cost(), 100), exact=exact)
+    document = summarize(rows(divergence, tie), TREES, Predictor(trace(), TIMED, cost(), 100), exact=exact)
     [chain] = document["trees"]
     assert chain["lossless"] is lossless
     assert chain["divergences"] == (divergence is not None)
@@ -123,21 +132,21 @@ def test_lossless(divergence: int | None, tie: bool, exact: bool, lossless: bool
 
 def test_without_hugging_face() -> None:
     own = [one for one in rows() if one.arm != HF_BASELINE]
-    document = summarize(own, TREES, Predictor(trace(), cost(), 100), exact=True)
+    document = summarize(own, TREES, Predictor(trace(), TIMED, cost(), 100), exact=True)
     assert set(document["baseline"]) == {"engine"}
     assert "speedup_over_hf" not in document["trees"][0]
 
 
 def test_one_prompt_has_no_interval() -> None:
     own = [one for one in rows() if one.prompt_id == "a"]
-    [chain] = summarize(own, TREES, Predictor(trace().select([0]), cost(), 100), exact=True)["trees"]
+    [chain] = summarize(own, TREES, Predictor(trace().select([0]), TIMED, cost(), 100), exact=True)["trees"]
     assert chain["speedup"] == pytest.approx(2.5 * 10 / 14)
     assert chain["speedup_ci"] is None
     assert chain["tokens_per_s_ci"] is None
 
 
 def test_csv(tmp_path: Path) -> None:
-    write_bench_csv(tmp_path / "bench.csv", rows(3, True), TREES, Predictor(trace(), cost(), 100))
+    write_bench_csv(tmp_path / "bench.csv", rows(3, True), TREES, Predictor(trace(), TIMED, cost(), 100))
     lines = list(csv.DictReader((tmp_path / "bench.csv").open()))
     assert len(lines) == 12
     spoiled = [line for line in lines if line["lossless"] == "False"]
@@ -147,7 +156,7 @@ def test_csv(tmp_path: Path) -> None:
     assert (first["tokens"], first["steps"], first["tokens_per_step"]) == ("10", "4", "2.5000")
     assert float(first["tokens_per_s"]) == pytest.approx(10 / 0.056, abs=1e-3)
     # The prompt's own replay, not the mean of all.
-    assert float(first["predicted_tokens_per_s"]) == pytest.approx(2500 / 13, abs=1e-3)
+    assert float(first["predicted_tokens_per_s"]) == pytest.approx(2500 / 13.75, abs=1e-3)
     assert next(line for line in lines if line["tree"] == HF_BASELINE)["predicted_tokens_per_s"] == ""
-    write_bench_csv(tmp_path / "again.csv", rows(3, True), TREES, Predictor(trace(), cost(), 100))
+    write_bench_csv(tmp_path / "again.csv", rows(3, True), TREES, Predictor(trace(), TIMED, cost(), 100))
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "bench.csv").read_bytes()

@@ -14,8 +14,10 @@ from tiny_models import random_eagle, random_heads, tiny_base
 
 from mtp_bench.cost import CostPoint, CostTable, write_points
 from mtp_bench.profile import costs
-from mtp_bench.profile.costs import SweepOptions, default_rows, sweep_costs, time_cells
+from mtp_bench.profile.costs import StepTimer, SweepOptions, default_rows, sweep_costs, time_cells
 from mtp_bench.profile.timings import Timings
+from mtp_bench.topology import StaticTree, chain
+from mtp_bench.topology.shapes import typical_tree
 
 CPU = torch.device("cpu")
 OPTIONS = SweepOptions(rows=(1, 2), rounds=20)
@@ -234,3 +236,30 @@ def test_drafts_of_heads_with_a_nan_are_marked() -> None:
         points = sweep_costs(base, heads, SweepOptions(rows=(1,), contexts=(16,), rounds=3))
         assert {p.status for p in points if p.component == "draft"} == {"nan"}
         assert {p.status for p in points if p.component == "verify"} <= {"ok", "unstable"}
+
+
+def test_steps_are_timed_in_between_other_work() -> None:
+    base = tiny_base()
+    heads = random_heads(base)
+    trees = {
+        "none": (None, StaticTree(())),
+        "chain": (heads, chain(2)),
+        "wide": (heads, typical_tree(12, depth=2, top_k=8)),
+    }
+    timer = StepTimer(base, trees, 40, batch=2)
+    for _ in range(5):
+        timer.round()
+    found = timer.costs()
+    assert set(found) == set(trees)
+    assert found["none"].draft_ms == 0 < found["chain"].draft_ms
+    assert all(one.step_ms == one.verify_ms + one.draft_ms > 0 for one in found.values())
+
+
+def test_the_mean_counts_slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding takes the slow steps with the fast, so its prediction must too."""
+    timer = StepTimer(tiny_base(), {"none": (None, StaticTree(()))}, 40)
+    times = iter([1.0, 1.0, 1.0, 9.0])
+    monkeypatch.setattr(costs, "_time_ms", lambda cell, device: next(times))
+    for _ in range(4):
+        timer.round()
+    assert timer.costs()["none"].step_ms == 3.0

@@ -9,7 +9,7 @@ import typer
 if TYPE_CHECKING:
     from mtp_bench.runs import RunFolder
 
-STEP_ROUNDS = 6  # after each queue
+STEP_ROUNDS = 2  # after each queue
 # Prompts per queue, as a multiple of the largest batch: few enough for pairs, enough that slots are mostly busy.
 QUEUE = 2
 

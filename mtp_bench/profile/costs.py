@@ -32,6 +32,7 @@ from mtp_bench.topology.shapes import typical_tree
 # Both sides of where kernels usually change their tiling.
 LIKELY_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 80, 96, 128, 129, 192, 256, 257)
 UNSTABLE_SPREAD = 0.5
+STEPS_IN_A_ROW = 4
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,9 @@ class StepTimer:
     """Times the very steps of several contenders a round at a time, in between other work.
 
     Where the speed of a machine drifts, costs of an hour ago say little; timed in between the decoding that they are to
-    predict, they see the same machine. Means, not medians: decoding too takes the slow steps with the fast.
+    predict, they see the same machine. Each contender takes several steps in a row, verification and draft in turns as
+    in decoding, of which the first is not counted: it finds the caches and threads as other work left them. Means, not
+    medians: decoding too takes the slow steps with the fast.
     """
 
     def __init__(
@@ -150,16 +153,21 @@ class StepTimer:
             self._verify[name] = _verify_cell(base, cache, shape, tree.rows, context, batch)
             if tree.depth:
                 self._draft[name] = _draft_cell(base, heads, tree, context, options)
-        self._cells = [*self._verify.values(), *self._draft.values()]
-        for cell in self._cells:
+        for cell in (*self._verify.values(), *self._draft.values()):
             _guarded(cell, lambda cell=cell: _warm_up(cell, self._device))  # type: ignore[misc]
             if cell.status != "ok":
                 raise InputError(f"a step of {cell.point.rows} rows could not be timed: {cell.status}", where="costs")
 
     def round(self) -> None:
-        """Time every step once, in random order."""
-        for index in self._order.permutation(len(self._cells)):
-            self._cells[index].timings_ms.append(_time_ms(self._cells[index], self._device))
+        """Time some steps of each contender, contenders in random order."""
+        names = list(self._verify)
+        for index in self._order.permutation(len(names)):
+            parts = [cells[names[index]] for cells in (self._verify, self._draft) if names[index] in cells]
+            for step in range(1 + STEPS_IN_A_ROW):
+                for cell in parts:
+                    spent_ms = _time_ms(cell, self._device)
+                    if step:
+                        cell.timings_ms.append(spent_ms)
 
     def costs(self) -> dict[str, StepCost]:
         """Mean costs over all rounds so far."""

@@ -32,9 +32,7 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only so m
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens to emit per answer at most.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-Attention = Annotated[
-    str, typer.Option("--attention", help="auto, grouped_sdpa, sdpa, eager, or flex_attention (compiled at first use).")
-]
+Attention = Annotated[str, typer.Option("--attention", help="auto, grouped_sdpa, sdpa or eager.")]
 Engine = Annotated[
     str,
     typer.Option(

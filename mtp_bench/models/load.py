@@ -25,8 +25,7 @@ from mtp_bench.models.memory import available_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # The others (flash, paged, flex) take no boolean mask of any shape, so a tree cannot be verified with them.
-TREE_ATTENTION = (attention.NAME, "sdpa", "eager", "flex_attention")
-SOFT_CAPPING = ("eager", "flex_attention")
+TREE_ATTENTION = (attention.NAME, "sdpa", "eager")
 # Layer types that decode.masks builds masks for.
 MASKED_LAYERS = ("full_attention", "sliding_attention")
 # Of the free memory, for packed weights: the cache and everything else needs room too.
@@ -136,11 +135,11 @@ def pick_attention(wanted: str, config: Any) -> str:
             fix=f"use auto, {', '.join(TREE_ATTENTION)}",
         )
     soft_capped = bool(getattr(text, "attn_logit_softcapping", None))
-    if soft_capped and wanted not in ("auto", *SOFT_CAPPING):
+    if soft_capped and wanted not in ("auto", "eager"):
         raise InputError(
             f"{kind} soft-caps its attention scores, which {wanted} leaves out",
             where="--attention",
-            fix=f"use auto, {' or '.join(SOFT_CAPPING)}",
+            fix="use auto or eager",
         )
     if wanted != "auto":
         return wanted

@@ -14,6 +14,7 @@ import typer
 from mtp_bench import __version__
 from mtp_bench.cli import trees
 from mtp_bench.cli.bench import bench
+from mtp_bench.cli.command_line import running
 from mtp_bench.cli.compare import compare
 from mtp_bench.cli.evaluate import evaluate
 from mtp_bench.cli.export import export
@@ -84,6 +85,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run one command; return its exit code."""
     command = typer.main.get_command(app)
+    running.set(tuple(arguments))
     try:
         result = command.main(args=arguments, prog_name="mtp-bench", standalone_mode=False)
     except MtpBenchError as error:

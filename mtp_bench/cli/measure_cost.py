@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from mtp_bench.cli import options
+from mtp_bench.cli.command_line import command_line
 
 
 def measure_cost(
@@ -56,7 +55,7 @@ def measure_cost(
     run = RunFolder(out or RESULTS / f"cost-{Path(base.name).stem}-{base.device.type}")
     table = CostTable(tuple(points), source=str(run.cost))
     table.to_csv(run.cost)
-    command = shlex.join(["mtp-bench", *sys.argv[1:]])
+    command = command_line()
     run.write_manifest(
         {
             "kind": "cost", "created": timestamp(), "command": command, "model": model_facts(base),

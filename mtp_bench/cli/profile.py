@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mtp_bench.cli import options
+from mtp_bench.cli.command_line import command_line
 from mtp_bench.errors import InputError
 
 DYNAMIC_TOP_KS = (2, 4, 8)
@@ -67,7 +66,7 @@ def profile(
     settings = ProfileOptions(
         max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, dynamic_top_ks=dynamic, raw=raw, shard=part, seed=seed
     )
-    command = shlex.join(["mtp-bench", *sys.argv[1:]])
+    command = command_line()
     manifest = run_profile(base, loaded, info, prompt_set, run, settings, sweep if costs else None, command)
     say(f"profile: {run.path}\n  next: mtp-bench optimize-tree --profile {run.path}")
     if json_output:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_bench.cli import options
+from mtp_bench.cli.command_line import command_line
 
 if TYPE_CHECKING:
     from mtp_bench.runs import RunFolder
@@ -60,7 +59,7 @@ def quickstart(
     base = load_base(ALIAS, dtype=dtype, device=device, engine=engine, seed=seed)
     heads, info = load_heads(None, base)
     run = RunFolder(out or RESULTS / ("quickstart-fast" if fast else "quickstart"))
-    command = shlex.join(["mtp-bench", *sys.argv[1:]])
+    command = command_line()
     settings = ProfileOptions(max_new_tokens=effort.max_new_tokens, seed=seed)
     sweep = default_sweep(budget + 1, None, effort.rounds, seed)
     run_profile(base, heads, info, load_prompts(None, effort.prompts), run, settings, sweep, command)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_models import save_tiny_model, tiny_base
 
 from mtp_bench.cli import run
 from mtp_bench.trace import RankTrace
@@ -161,3 +163,14 @@ def test_a_full_disk_loses_nothing(
     assert "No space left" in capsys.readouterr().err
     assert out.read_text() == "old"
     assert list(tmp_path.glob(".*tmp*")) == []
+
+
+def test_results_record_the_command_that_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where another program runs it, whose own arguments are something else."""
+    monkeypatch.setattr(sys, "argv", ["suite.py", "--other"])
+    out = str(tmp_path / "costs")
+    model = save_tiny_model(tiny_base(), tmp_path / "model")
+    arguments = ["measure-cost", "--model", str(model), "--dtype", "fp32", "--max-rows", "2", "--rounds", "3"]
+    assert run([*arguments, "--context", "16", "--out", out]) == 0
+    recorded = json.loads((tmp_path / "costs" / "run.json").read_text())["command"]
+    assert recorded == shlex.join(["mtp-bench", *arguments, "--context", "16", "--out", out])

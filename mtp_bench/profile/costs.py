@@ -32,7 +32,7 @@ from mtp_bench.topology.shapes import typical_tree
 # Both sides of where kernels usually change their tiling.
 LIKELY_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 80, 96, 128, 129, 192, 256, 257)
 UNSTABLE_SPREAD = 0.5
-STEPS_IN_A_ROW = 4
+STEPS_IN_A_ROW = 8
 
 
 @dataclass(frozen=True)

@@ -259,7 +259,8 @@ def test_the_mean_counts_slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding takes the slow steps with the fast, so its prediction must too."""
     timer = StepTimer(tiny_base(), {"none": (None, StaticTree(()))}, 40)
     # The first step of a round is not counted, however slow.
-    times = iter([50.0, 1.0, 1.0, 1.0, 9.0, 70.0, 3.0, 3.0, 3.0, 3.0])
+    few = costs.STEPS_IN_A_ROW - 1
+    times = iter([50.0, *[1.0] * few, 2.0 * few + 3.0, 70.0, *[3.0] * (few + 1)])
     monkeypatch.setattr(costs, "_time_ms", lambda cell, device: next(times))
     timer.round()
     assert timer.costs()["none"].step_ms == 3.0

@@ -10,6 +10,8 @@ import pytest
 
 from mtp_bench.cost import CostTable
 
+pytestmark = pytest.mark.usefixtures("any_spread_will_do")
+
 
 def test_the_script_runs_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = "--models smollm2-135m --engines eager --device cpu --rows 1,2,4 --batch 1,2 --context 64 --rounds 3"

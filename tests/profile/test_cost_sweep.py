@@ -219,7 +219,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(clock: FakeClock, tmp_path: Pat
     assert not path.exists()
 
 
-def test_every_depth_of_a_deep_draft_is_measured_once() -> None:
+def test_every_depth_of_a_deep_draft_is_measured_once(any_spread_will_do: None) -> None:
     base = tiny_base()
     draft = random_eagle(base)
     draft.max_depth = 7

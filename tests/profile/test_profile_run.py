@@ -26,6 +26,8 @@ from mtp_bench.topology import StaticTree
 from mtp_bench.trace import RankTrace, replay
 from mtp_bench.trace.shards import merge_runs
 
+pytestmark = pytest.mark.usefixtures("any_spread_will_do")
+
 QUESTIONS = ("Tell me a story", "Sort a list", "One and one", "Hello", "Who wrote it", "List three", "Say no", "Why")
 PROMPTS = PromptSet(
     tuple(

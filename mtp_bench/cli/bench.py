@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_bench.cli import options
-from mtp_bench.errors import InputError
+from mtp_bench.cli.decoding import bench_material, heads_of_run, print_compile_time, short_dtype
 
 DRIFT = 0.05
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from mtp_bench.models.base import BaseModel
     from mtp_bench.runs import RunFolder
     from mtp_bench.topology import Topology
-    from mtp_bench.trace import RankTrace
 
 
 def bench(
@@ -117,18 +116,6 @@ def bench_run(
     return document
 
 
-def bench_material(run: RunFolder, limit: int) -> tuple[RankTrace, list[Answer], int]:
-    """The trace and the answers of ``limit`` prompts of a run, and their mean context in tokens."""
-    from mtp_bench.profile.run import load_answers
-    from mtp_bench.trace import RankTrace
-
-    trace = RankTrace.load(run.trace)
-    chosen = choose_prompts(trace, limit)
-    answers = [load_answers(run, trace)[index] for index in chosen]
-    context = round(sum(len(a.prompt) + len(a.tokens) / 2 for a in answers) / len(answers))
-    return trace.select(chosen), answers, context
-
-
 def _account(
     document: dict[str, Any], base: BaseModel, contenders: Mapping[str, Contender], answers: list[Answer], context: int
 ) -> None:
@@ -152,45 +139,6 @@ def _account(
     if base.engine != "graph":
         for name, parts in step_budget(base, everyone, longest).items():
             arms[name]["budget_ms"] = parts
-
-
-def heads_of_run(manifest: dict[str, Any], base: Any, named: str | None) -> Any:
-    """The heads that a run was profiled with, or those named instead.
-
-    Raises:
-        InputError: the heads found are not the run's.
-    """
-    from mtp_bench.cli.loading import load_heads
-    from mtp_bench.progress import warn
-
-    recorded = manifest["heads"]
-    facts = recorded.get("facts", {})
-    layers = ",".join(map(str, facts.get("aux_layers", []))) or None
-    heads, info = load_heads(named or facts.get("source"), base, aux_layers=layers, depth=facts.get("depth"))
-    if info.hash != recorded["hash"]:
-        if named is None:
-            raise InputError(
-                "these are not the heads that the run was profiled with",
-                where=f"--heads {facts.get('source')}",
-                fix="name the run's heads with --heads, or profile again",
-            )
-        warn("other heads than the run was profiled with: predictions do not hold for them")
-    return heads
-
-
-def choose_prompts(trace: Any, limit: int) -> list[int]:
-    """Indices of ``limit`` answers of at least 16 tokens, round-robin over categories, in trace order."""
-    by_category: dict[str, list[int]] = {}
-    for index, (category, length) in enumerate(zip(trace.categories, trace.prompt_lengths.tolist(), strict=True)):
-        if length >= 16:
-            by_category.setdefault(category, []).append(index)
-    queues = [list(reversed(indices)) for indices in by_category.values()]
-    chosen: list[int] = []
-    while len(chosen) < limit and any(queues):
-        for queue in queues:
-            if queue and len(chosen) < limit:
-                chosen.append(queue.pop())
-    return sorted(chosen)
 
 
 def print_bench(document: dict[str, Any]) -> None:
@@ -236,12 +184,6 @@ def _prediction(arm: dict[str, Any]) -> str:
     return text
 
 
-def print_compile_time(document: dict[str, Any]) -> None:
-    """What the engine took to get ready, where it took anything."""
-    if document["compile_s"]:
-        typer.echo(f"compiling took {document['compile_s']:.1f} s, in none of these figures")
-
-
 def _print_account(arm: dict[str, Any]) -> None:
     if "work" not in arm:
         return
@@ -283,8 +225,3 @@ def _label(spec: str, run: RunFolder) -> str:
     if path == run.topology:
         return "winner"
     return path.stem if path.suffix == ".json" else spec
-
-
-def short_dtype(dtype: str) -> str:
-    """``bfloat16`` -> ``bf16``, as the option is written."""
-    return {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}.get(dtype, dtype)

@@ -37,7 +37,7 @@ def compare(
     """Decode the same prompts with every run's heads and winning topology, interleaved; table, plots and verdict."""
     import torch
 
-    from mtp_bench.cli.bench import choose_prompts, heads_of_run, short_dtype
+    from mtp_bench.cli.decoding import choose_prompts, heads_of_run, short_dtype
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
     from mtp_bench.decode.bench import ENGINE_BASELINE, Contender, run_bench
@@ -131,7 +131,7 @@ def print_comparison(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mtp_bench.cli.bench import print_compile_time
+    from mtp_bench.cli.decoding import print_compile_time
 
     columns = (
         "",

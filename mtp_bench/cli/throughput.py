@@ -18,7 +18,7 @@ def throughput_run(
     run: RunFolder, base: Any, heads: Any, trees: Any, batches: tuple[int, ...], *, limit: int, repeats: int, seed: int
 ) -> dict[str, Any]:
     """Decode a run's prompts at every batch size; writes throughput.json, its CSV and plot; return the document."""
-    from mtp_bench.cli.bench import bench_material
+    from mtp_bench.cli.decoding import bench_material
     from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
     from mtp_bench.decode.throughput import run_throughput
     from mtp_bench.files import write_json
@@ -69,7 +69,7 @@ def print_throughput(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mtp_bench.cli.bench import print_compile_time
+    from mtp_bench.cli.decoding import print_compile_time
 
     table = Table(
         "batch", "tree", "N", "tokens_per_step", "pass ms", "tokens/s", "predicted", "speedup", "GB/s", "floor"

@@ -9,7 +9,6 @@ import typer
 if TYPE_CHECKING:
     from mtp_bench.runs import RunFolder
 
-STEP_ROUNDS = 2  # after each queue
 # Prompts per queue, as a multiple of the largest batch: few enough for pairs, enough that slots are mostly busy.
 QUEUE = 2
 
@@ -41,17 +40,12 @@ def throughput_run(
         for batch in batches
     }
 
-    def between() -> None:
-        for timer in timers.values():
-            for _ in range(STEP_ROUNDS):
-                timer.round()
-
     block = QUEUE * max(batches)
     planned = len(everyone) * len(batches) * len(answers) * repeats
     with progress("decoding in batches", planned, "answers") as advance:
         rows = run_throughput(
             base, contenders, answers, batches, block=block, repeats=repeats, seed=seed,
-            between=between, on_progress=running_totals(advance),
+            between=lambda batch: timers[batch].round(), on_progress=running_totals(advance),
         )  # fmt: skip
     costs = {batch: timer.costs() for batch, timer in timers.items()}
     document = throughput_document(rows, trees, trace, costs, work, limits, block=block, seed=seed)

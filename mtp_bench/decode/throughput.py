@@ -54,13 +54,13 @@ def run_throughput(
     block: int,
     repeats: int = 1,
     seed: int = 0,
-    between: Callable[[], None] | None = None,
+    between: Callable[[int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[ThroughputRow]:
     """Decode every block of ``block`` answers at every batch size with every contender and the N = 0 baseline.
 
     Args:
-        between: called after all arms have emptied a block's queue.
+        between: called with the batch size whenever an arm has emptied a block's queue.
     """
     everyone = {ENGINE_BASELINE: Contender(StaticTree(()), None), **contenders}
     arms = [(name, batch) for batch in batches for name in everyone]
@@ -76,6 +76,8 @@ def run_throughput(
             outcome = {}
             for place in order.permutation(len(arms)):
                 outcome[arms[place]] = _decode(decoders[arms[place]], part)
+                if between is not None:
+                    between(arms[place][1])
                 done += len(part)
                 if on_progress is not None:
                     on_progress(done, planned)
@@ -84,8 +86,6 @@ def run_throughput(
                 differing = sum(got.texts[key] != text for key, text in reference.texts.items())
                 figures = (got.tokens, got.steps, got.passes, got.prefill_s, got.decode_s)
                 rows.append(ThroughputRow(name, batch, index, repeat, len(part), *figures, differing))
-            if between is not None:
-                between()
     return rows
 
 

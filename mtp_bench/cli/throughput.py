@@ -39,7 +39,6 @@ def throughput_run(
         batch: {n: step_work(base, some, tree, batch=batch, context=context) for n, (some, tree) in everyone.items()}
         for batch in batches
     }
-
     block = QUEUE * max(batches)
     planned = len(everyone) * len(batches) * len(answers) * repeats
     with progress("decoding in batches", planned, "answers") as advance:

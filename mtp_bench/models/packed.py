@@ -1,8 +1,9 @@
 """Linear layers with weights packed for a CPU's matrix units, for ``--engine packed``.
 
-A plain product of a few rows reads its weight as it lies in memory; oneDNN multiplies nearly twice as fast from a
-layout of its own, which costs the weights' size once more. The model stays as it is: packed layers live in a copy of
-its modules that shares every parameter, so the stock model is still there for prefill and as the reference.
+A plain product of a few rows reads its weight as it lies in memory; oneDNN multiplies faster from a layout of its own
+(``tests/benchmarks/test_packed_speed.py`` prints by how much), which costs the weights' size once more. The model stays
+as it is: packed layers live in a copy of its modules that shares every parameter, so the stock model is still there for
+prefill and as the reference.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from tiny_decoding import NO_TREE, decode
 from tiny_models import ARCHITECTURES, random_eagle, random_heads, random_tree, tiny_base
 from torch import nn
 
+from mtp_bench.decode.drafters import packed_heads
 from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models import load, packed
@@ -76,7 +77,6 @@ def test_text_and_steps_are_those_of_the_eager_engine(architecture: str, kind: s
             plain, quick = (decode(one, heads, tree, batch=batch) for one in (base, fast))  # type: ignore[arg-type]
             assert [g.tokens for g in quick] == [g.tokens for g in plain]
             assert [g.accepted for g in quick] == [g.accepted for g in plain]
-    assert fast._packed.engine == "eager"
 
 
 def test_small_matrices_are_packed_in_bf16_only() -> None:
@@ -104,3 +104,29 @@ def test_the_first_of_equal_logits_is_chosen() -> None:
         logits = torch.randint(0, 4, (3, 7, 50_000), generator=generator).to(dtype)
         assert torch.equal(logits.max(-1).indices, logits.argmax(-1))
         assert torch.equal(logits.max(-1).indices, (logits == logits.amax(-1, keepdim=True)).int().argmax(-1))
+
+
+@pytest.mark.parametrize("kind", ["none", "medusa", "eagle", "eagle3"])
+def test_every_product_of_a_step_is_a_packed_one(kind: str, small_too: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base model's layers, its LM head, and the draft's LM rows: else equal text would show nothing."""
+    base = replace(tiny_base(), engine="packed")
+    heads: AnyHeads | None = None
+    if kind != "none":
+        heads = random_heads(base, "map") if kind == "medusa" else random_eagle(base, kind)
+    decode(base, heads, NO_TREE if heads is None else random_tree(1))
+    used: set[PackedProduct] = set()
+    multiply = PackedProduct.__call__
+
+    def noted(self: PackedProduct, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        used.add(self)
+        return multiply(self, x, bias)
+
+    monkeypatch.setattr(PackedProduct, "__call__", noted)
+    decode(base, heads, NO_TREE if heads is None else random_tree(1))
+    made = {part.product for part in base._packed.model.modules() if isinstance(part, PackedLinear)}
+    if heads is not None:
+        twin = packed_heads(heads)
+        assert twin is packed_heads(heads), "made once"
+        assert twin.lm_product in used  # type: ignore[union-attr]
+    assert len(made) > 7
+    assert made <= used

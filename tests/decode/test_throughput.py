@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from tiny_decoding import NO_TREE, answers_of, decode
 from tiny_models import SHAPES, TOP_K, prompt_of, random_eagle, random_heads, tiny_base
 
 from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
 from mtp_bench.decode.budget import HOST, PARTS, step_budget
+from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.throughput import run_throughput
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.profile.record import record_trace
@@ -61,3 +64,23 @@ def test_the_parts_of_a_step(topology: Topology) -> None:
     if not topology.num_nodes:
         assert budget["draft"] < 0.1 * budget["verify"], "nothing is drafted"
     assert 0 < budget[HOST] < sum(budget.values())
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [("draft", "draft"), ("verify", "verify"), ("accept", "accept"), ("cache move", "settle")],
+)
+def test_each_part_is_told_from_the_others(part: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_base()
+    [answer] = answers_of(decode(base, None, NO_TREE, PROMPTS[:1]))
+    plain = getattr(TreeStepper, name)
+
+    def slow(*arguments: object) -> object:
+        time.sleep(0.03)
+        return plain(*arguments)
+
+    monkeypatch.setattr(TreeStepper, name, slow)
+    arms = {"arm": Contender(SHAPES["random-63"], random_heads(base))}
+    budget = step_budget(base, arms, answer)["arm"]
+    assert budget[part] >= 30
+    assert max(budget, key=lambda one: budget[one]) == part

@@ -41,6 +41,14 @@ def optimize_tree(
     trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Decode the candidates near the best for real; the fastest is taken.")
+    ] = False,
+    measure_limit: Annotated[int, typer.Option(min=2, help="Most prompts of --measure, balanced by category.")] = 18,
+    measure_candidates: Annotated[int, typer.Option(min=1, help="Most candidates of --measure besides N = 0.")] = 6,
+    model: Annotated[str | None, typer.Option("--model", help="For --measure; the run's model when left out.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="For --measure; the run's heads when left out.")] = None,
+    device: options.Device = "auto",
     seed: options.Seed = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Topology file; topology.json in the run if left out.")
@@ -49,12 +57,15 @@ def optimize_tree(
 ) -> None:
     """Find the tree of at most --budget nodes with the highest predicted speed; exact, with Optuna beside it."""
     from mtp_bench.cli.acceptance import read_measured
+    from mtp_bench.cli.measure import MeasureOptions, check_measurable, check_measured, measure_and_write
     from mtp_bench.cli.output import emit_json
 
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
     batches = options.parse_batches(batch)
     measured = read_measured(profile, acceptance, cost)
+    if measure:
+        check_measurable(measured, batches, objective)
     place = context if context is not None else measured.mean_context if cost is None else None
     if len(batches) > 1:
         document = schedule_and_write(
@@ -63,12 +74,17 @@ def optimize_tree(
         if json_output:
             emit_json(document)
         return
-    _, document = search_and_write(
+    found, document = search_and_write(
         measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batches[0],
         trials=trials, seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
     )  # fmt: skip
+    if measure:
+        race = MeasureOptions(measure_limit, measure_candidates, model, heads, device, seed)
+        document = measure_and_write(found, document, measured, race, out)
     if json_output:
         emit_json(document)
+    if measure:
+        check_measured(document)
 
 
 def search_and_write(

@@ -2,7 +2,8 @@
 
 A run is a folder ``results/NAME/`` of plain files, each re-readable without torch:
 ``run.json`` (manifest), ``trace.npz``, ``acceptance.csv``, ``cost.csv``, ``optimize.json``, ``topology.json``,
-``schedule.json``, ``measured.csv``, ``bench.csv``, ``bench.json``, ``throughput.csv``, ``throughput.json``, ``plots/``, ``report.html``.
+``schedule.json``, ``measured.csv``, ``bench.csv``, ``bench.json``, ``throughput.csv``, ``throughput.json``, ``plots/``,
+``report.html``.
 """
 
 from __future__ import annotations

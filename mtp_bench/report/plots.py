@@ -11,18 +11,8 @@ from matplotlib.figure import Figure
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError, MtpBenchError
-from mtp_bench.report import (
-    acceptance,
-    budget,
-    costs,
-    history,
-    measured,
-    prediction,
-    sizes,
-    throughput,
-    training,
-    trees,
-)
+from mtp_bench.report import acceptance, budget, costs, history, prediction, sizes, throughput, training, trees
+from mtp_bench.report import measured as race
 from mtp_bench.report.inputs import RunInputs
 from mtp_bench.topology import Path, StaticTree, chain, resolve
 from mtp_bench.trace import AcceptanceTable
@@ -125,8 +115,8 @@ def _measured(inputs: RunInputs) -> Plot | None:
     result = (inputs.optimize or {}).get("measured")
     if not isinstance(result, Mapping):
         return None
-    frame = measured.measured_frame(result)
-    return Plot(measured.NAME, measured.TITLE, measured.draw_measured(frame, result), frame)
+    frame = race.measured_frame(result)
+    return Plot(race.NAME, race.TITLE, race.draw_measured(frame, result), frame)
 
 
 def _budget(inputs: RunInputs) -> Plot | None:
@@ -171,7 +161,7 @@ TRAINING = "Training of the heads"
 
 BUILDERS: tuple[tuple[str, Builder, str], ...] = (
     (PREDICTION, _prediction, "bench.csv or bench.json with predictions (mtp-bench bench)"),
-    (measured.TITLE, _measured, "optimize.json with a race (mtp-bench optimize-tree --measure)"),
+    (race.TITLE, _measured, "optimize.json with a race (mtp-bench optimize-tree --measure)"),
     (BUDGET, _budget, "bench.json with the parts of a step (mtp-bench bench)"),
     (THROUGHPUT, _throughput, "throughput.json (mtp-bench bench --batch 1,4,8)"),
     (SIZES, _sizes, "optimize.json with its curve (mtp-bench optimize-tree)"),

@@ -2,8 +2,8 @@
 
 * N = 0 always, as the baseline.
 * The best of every kind that was searched, best first.
-* Static trees, each the best of its size: the smallest within 1% of the best, then the others by predicted speed, as far
-  as they are within reach of the best: at most 3% slower, or not told from it by the paired interval of the prediction.
+* Static trees, each the best of its size: the smallest within 1% of the best, then the others by predicted speed, as
+  far as they are within reach of the best: at most 3% slower, or not told from it by the prediction's paired interval.
 * None whose rows (N + 1) are within a quarter of those of a static tree already chosen: on any machine the two would
   cost nearly the same, and their difference is below what decoding can show.
 """
@@ -69,7 +69,7 @@ def _static_trees(found: Optimization, trace: RankTrace, cost: CostTable) -> Ite
     if all(one.kind != "static" for one in found.kinds):
         return
     trees = [found.exact.tree_of(point) for point, _ in found.curve if point.num_nodes]
-    best, *figures = evaluate_all(
+    _, *figures = evaluate_all(
         [found.topology, *trees], trace, cost, context=found.options.context, batch=found.options.batch,
         seed=found.options.seed,
     )  # fmt: skip

@@ -24,7 +24,7 @@ from mtp_bench.trace.bootstrap import LEVEL
 FINISHED = "finished"
 SLOWER = "slower"
 NOT_LOSSLESS = "not lossless"
-EARLY_LEVEL = 0.99
+EARLY_LEVEL = 0.99  # of an interval that is looked at after every prompt, so oftener than the final one
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,11 +177,13 @@ def _losers(race: Race, running: Sequence[Entrant]) -> list[str]:
     """Whom to stop now; all that run have decoded the same prompts."""
     values = {one.name: {p: lap.ms_per_token for p, lap in race.laps[one.name].items()} for one in running}
     leader, losers = wilcoxon_losers(values, race.rules.p_threshold, race.rules.startup_prompts)
-    small = {one.name for one in running if one.num_nodes < race.nodes(leader)}
-    stays = {one.name for one in running if one.stays}
-    return [
-        name for name in losers if name not in stays and (name not in small or race.beaten(name, leader, EARLY_LEVEL))
-    ]
+    by_name = {one.name: one for one in running}
+
+    def stops(one: Entrant) -> bool:
+        smaller = one.num_nodes < by_name[leader].num_nodes
+        return not one.stays and (not smaller or race.beaten(one.name, leader, EARLY_LEVEL))
+
+    return [name for name in losers if stops(by_name[name])]
 
 
 def balanced_order(categories: Sequence[str], seed: int = 0) -> list[int]:

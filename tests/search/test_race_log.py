@@ -1,4 +1,4 @@
-"""A race that is killed and run again: the same decisions, nothing decoded twice, nothing lost but the prompt at hand."""
+"""A race that is killed and run again decides alike; only the prompt at hand is decoded again."""
 
 from __future__ import annotations
 

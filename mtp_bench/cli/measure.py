@@ -176,8 +176,10 @@ def _print(result: dict[str, Any]) -> None:
     Console(width=170, highlight=False).print(table)
     typer.echo(f"measured winner: {result['winner']}, {result['decided_by']}")
     if result["runner_up"] is not None:
-        ratio = _ratio(result["runner_up_to_winner"])
-        typer.echo(f"runner-up: {result['runner_up']}, {ratio} of the winner's speed on the prompts that both decoded")
+        ratio, place = _ratio(result["runner_up_to_winner"]), "runner-up"
+        if result["runner_up"] == result["fastest"]:
+            place = "fastest, but not by the interval"
+        typer.echo(f"{place}: {result['runner_up']}, {ratio} of the winner's speed on the prompts that both decoded")
     saved = 1 - result["decodes"] / result["decodes_without_stopping"]
     typer.echo(
         f"{result['decodes']} answers decoded; stopping losers early (Optuna's WilcoxonPruner) saved {100 * saved:.0f}%"

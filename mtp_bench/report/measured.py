@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -28,27 +29,27 @@ def write_measured(result: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def measured_frame(result: Mapping[str, Any]) -> pd.DataFrame:
-    """One line per candidate: speeds in tokens/s, and its speed over the winner's; NaN where unknown.
+    """One line per candidate: speeds in tokens/s, over N = 0's, and over the winner's; NaN where unknown.
 
     Args:
         result: the ``measured`` object of ``optimize.json``.
     """
-    lines = []
-    for one in result["candidates"]:
-        low, high = one["tokens_per_s_ci"] or (None, None)
-        ratio = one["speed_to_winner"] or {"value": None, "ci": (None, None)}
-        lines.append(
-            {
-                "name": one["name"], "why": one["why"], "num_nodes": one["num_nodes"], "prompts": one["prompts"],
-                "outcome": one["outcome"], "predicted": one["predicted_tokens_per_s"],
-                "measured": one["tokens_per_s"], "measured_low": low, "measured_high": high,
-                "to_winner": ratio["value"], "to_winner_low": ratio["ci"][0], "to_winner_high": ratio["ci"][1],
-                "winner": one["name"] == result["winner"],
-            }
-        )  # fmt: skip
-    frame = pd.DataFrame(lines)
-    numbers = ["predicted", "measured", "measured_low", "measured_high", "to_winner", "to_winner_low", "to_winner_high"]
-    return frame.astype(dict.fromkeys(numbers, float))
+    return pd.DataFrame([_line(one, result["winner"]) for one in result["candidates"]])
+
+
+def _line(one: Mapping[str, Any], winner: str) -> dict[str, Any]:
+    unknown = {"value": math.nan, "ci": (math.nan, math.nan)}
+    low, high = one["tokens_per_s_ci"] or unknown["ci"]
+    ratio = one["speed_to_winner"] or unknown
+    line = {name: one[name] for name in ("name", "why", "num_nodes", "prompts", "outcome")}
+    numbers = {
+        "predicted": one["predicted_tokens_per_s"], "measured": one["tokens_per_s"], "measured_low": low,
+        "measured_high": high, "predicted_speedup": one["predicted_speedup"],
+        "measured_speedup": (one["speedup"] or unknown)["value"], "to_winner": ratio["value"],
+        "to_winner_low": ratio["ci"][0], "to_winner_high": ratio["ci"][1],
+    }  # fmt: skip
+    known = {name: math.nan if value is None else float(value) for name, value in numbers.items()}
+    return {**line, **known, "winner": one["name"] == winner}
 
 
 @style.house_style()
@@ -75,12 +76,13 @@ def _draw_speeds(axes: Axes, frame: pd.DataFrame) -> None:
         if np.isnan(row["predicted"]):
             continue
         bar = None if np.isnan(row["measured_low"]) else _bar(row, "measured")
-        error = 100 * (row["predicted"] / row["measured"] - 1)
+        error, relative = (100 * (row[f"predicted{kind}"] / row[f"measured{kind}"] - 1) for kind in ("", "_speedup"))
+        label = f"{row['name']}: {error:+.1f}%" + ("" if np.isnan(relative) else f" ({relative:+.1f}%)")
         axes.errorbar(
             row["predicted"], row["measured"], yerr=bar, fmt=style.MARKERS[place % len(style.MARKERS)], ms=6,
-            color=style.CYCLE[place % len(style.CYCLE)], elinewidth=1, capsize=2, label=f"{row['name']}: {error:+.1f}%",
+            color=style.CYCLE[place % len(style.CYCLE)], elinewidth=1, capsize=2, label=label,
         )  # fmt: skip
-    axes.legend(loc="upper left", title="predicted / measured - 1", title_fontsize=8)
+    axes.legend(loc="upper left", title="predicted / measured - 1 (of the speedup over N = 0)", title_fontsize=8)
 
 
 def _draw_ratios(axes: Axes, frame: pd.DataFrame) -> None:

@@ -14,14 +14,15 @@ from mtp_bench.report.write import make_report
 
 def result() -> dict[str, Any]:
     """Three candidates: the baseline, a winner, and one that was stopped, was never predicted, and has no interval."""
-    shared = {"why": "within reach", "outcome": "finished", "prompts": 18}
+    shared = {"why": "within reach", "outcome": "finished", "prompts": 18, "predicted_speedup": None, "speedup": None}
     return {
         "winner": "7 nodes",
         "candidates": [
             {**shared, "name": "none", "num_nodes": 0, "predicted_tokens_per_s": 20.0, "tokens_per_s": 19.0,
              "tokens_per_s_ci": [18.5, 19.5], "speed_to_winner": {"value": 0.63, "ci": [0.6, 0.66]}},
             {**shared, "name": "7 nodes", "num_nodes": 7, "predicted_tokens_per_s": 31.5, "tokens_per_s": 30.0,
-             "tokens_per_s_ci": [28.0, 32.0], "speed_to_winner": {"value": 1.0, "ci": [1.0, 1.0]}},
+             "tokens_per_s_ci": [28.0, 32.0], "predicted_speedup": 1.575, "speedup": {"value": 1.5, "ci": None},
+             "speed_to_winner": {"value": 1.0, "ci": [1.0, 1.0]}},
             {**shared, "name": "chain:3", "num_nodes": 3, "predicted_tokens_per_s": None, "tokens_per_s": 27.0,
              "tokens_per_s_ci": None, "speed_to_winner": None, "outcome": "slower", "prompts": 7},
         ],
@@ -39,7 +40,7 @@ def test_it_says_errors_prompts_and_outcomes() -> None:
     left, right = draw_measured(measured_frame(result()), result()).axes
     legend = left.get_legend()
     assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()] == ["none: +5.3%", "7 nodes: +5.0%"]
+    assert [text.get_text() for text in legend.get_texts()] == ["none: +5.3%", "7 nodes: +5.0% (+5.0%)"]
     assert {text.get_text() for text in right.texts} == {"18 prompts", "7 prompts, stopped"}
 
 

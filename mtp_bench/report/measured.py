@@ -38,7 +38,7 @@ def measured_frame(result: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _line(one: Mapping[str, Any], winner: str) -> dict[str, Any]:
-    unknown = {"value": math.nan, "ci": (math.nan, math.nan)}
+    unknown: dict[str, Any] = {"value": math.nan, "ci": (math.nan, math.nan)}
     low, high = one["tokens_per_s_ci"] or unknown["ci"]
     ratio = one["speed_to_winner"] or unknown
     line = {name: one[name] for name in ("name", "why", "num_nodes", "prompts", "outcome")}
@@ -82,7 +82,8 @@ def _draw_speeds(axes: Axes, frame: pd.DataFrame) -> None:
             row["predicted"], row["measured"], yerr=bar, fmt=style.MARKERS[place % len(style.MARKERS)], ms=6,
             color=style.CYCLE[place % len(style.CYCLE)], elinewidth=1, capsize=2, label=label,
         )  # fmt: skip
-    axes.legend(loc="upper left", title="predicted / measured - 1 (of the speedup over N = 0)", title_fontsize=8)
+    title = "predicted / measured - 1\n(of the speedup over N = 0)"
+    axes.legend(loc="upper left", title=title, title_fontsize=8, alignment="left")
 
 
 def _draw_ratios(axes: Axes, frame: pd.DataFrame) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,13 @@ import numpy as np
 from mtp_bench.cost import CostPoint, CostTable, DeviceLimits, StepWork
 from mtp_bench.decode.bench import ENGINE_BASELINE
 from mtp_bench.decode.throughput import ThroughputRow
+from mtp_bench.profile.bench import Predictor
 from mtp_bench.profile.costs import StepCost
+from mtp_bench.profile.measured import measured_document
 from mtp_bench.profile.throughput import throughput_document
-from mtp_bench.search.optimize import OptimizeOptions, optimize
+from mtp_bench.search.candidates import BASELINE, race_candidates
+from mtp_bench.search.optimize import Optimization, OptimizeOptions, optimize
+from mtp_bench.search.race import Entrant, Lap, balanced_order, run_race
 from mtp_bench.topology import StaticTree, TopologyDocument, chain
 from mtp_bench.trace import AcceptanceTable, RankTrace, batch_passes, replay
 
@@ -59,9 +64,28 @@ def _point(component: str, context: int, ms: float, *, rows: int = 0, depth: int
 
 
 def make_optimize(trace: RankTrace, cost: CostTable, max_nodes: int = 63) -> dict[str, Any]:
-    """``optimize.json``, with an unseeded study and a context between the measured ones."""
+    """``optimize.json``, with an unseeded study, a context between the measured ones, and a race."""
     options = OptimizeOptions(budget=max_nodes, context=300, trials=40, seeded=False)
-    return {"schema": "mtp-bench/optimize", "version": 1, **optimize(trace, cost, options).document()}
+    found = optimize(trace, cost, options)
+    measured = make_measured(found, trace, cost)
+    return {"schema": "mtp-bench/optimize", "version": 1, **found.document(), "measured": measured}
+
+
+def make_measured(found: Optimization, trace: RankTrace, cost: CostTable, seed: int = 0) -> dict[str, Any]:
+    """The ``measured`` object of a race whose laps take what the costs say, 2% more, and noise."""
+    generator = np.random.default_rng(seed)
+    candidates = race_candidates(found, trace, cost, 5)
+    runs = {one.name: replay(trace, one.topology) for one in candidates}
+    step_s = {one.name: cost.topology_ms(one.topology, context=300, padded=False) / 1e3 for one in candidates}
+
+    def heat(prompt: int, names: Sequence[str]) -> dict[str, Lap]:
+        steps = {name: int(runs[name].steps[prompt]) for name in names}
+        seconds = {name: steps[name] * step_s[name] * generator.normal(1.02, 0.02) for name in names}
+        return {name: Lap(int(runs[name].tokens[prompt]), steps[name], seconds[name]) for name in names}
+
+    entrants = [Entrant(one.name, one.topology.num_nodes, one.name == BASELINE) for one in candidates]
+    race = run_race(entrants, balanced_order(trace.categories), heat)
+    return measured_document(race, candidates, Predictor(trace, {}, cost, 300))
 
 
 def make_bench(

@@ -58,3 +58,13 @@ def test_a_damaged_race_costs_only_its_plot(tmp_path: Path) -> None:
     assert "measured" not in report.plots
     [omitted] = [one for one in report.omitted if one.title == "The measured race"]
     assert "cannot be used" in omitted.reason
+
+
+def test_a_race_as_foretold_has_predictions_two_percent_too_fast(run_folder: Path) -> None:
+    """The synthetic run's laps take 2% longer than its costs say, whichever the tree."""
+    frame = measured_frame(json.loads((run_folder / "optimize.json").read_text())["measured"])
+    assert len(frame) > 3
+    assert ((frame["predicted"] / frame["measured"] - 1.02).abs() < 0.015).all()
+    assert ((frame["predicted_speedup"] / frame["measured_speedup"] - 1).abs() < 0.02).all()
+    assert frame.loc[frame["winner"], "to_winner"].tolist() == [1.0]
+    assert set(frame["outcome"]) == {"finished", "slower"}

@@ -44,7 +44,7 @@ def throughput_run(
     with progress("decoding in batches", planned, "answers") as advance:
         rows = run_throughput(
             base, contenders, answers, batches, block=block, repeats=repeats, seed=seed,
-            between=lambda batch: timers[batch].round(), on_progress=running_totals(advance),
+            between=lambda arm, batch: timers[batch].round(arm, arm), on_progress=running_totals(advance),
         )  # fmt: skip
     costs = {batch: timer.costs() for batch, timer in timers.items()}
     document = throughput_document(rows, trees, trace, costs, work, limits, block=block, seed=seed)

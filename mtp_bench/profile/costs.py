@@ -33,6 +33,7 @@ from mtp_bench.topology.shapes import typical_tree
 LIKELY_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 80, 96, 128, 129, 192, 256, 257)
 UNSTABLE_SPREAD = 0.5
 STEPS_IN_A_ROW = 8
+STALL = 3.0  # times the median: the machine was away, which is no property of the step
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ class StepTimer:
     Where the speed of a machine drifts, costs of an hour ago say little; timed in between the decoding that they are to
     predict, they see the same machine. Each contender takes several steps in a row, verification and draft in turns as
     in decoding, of which the first is not counted: it finds the caches and threads as other work left them. Means, not
-    medians: decoding too takes the slow steps with the fast.
+    medians: decoding too takes the slow steps with the fast. Only stalls are left out: one of a second would outweigh
+    all that were timed, though not all that are decoded.
     """
 
     def __init__(
@@ -158,9 +160,9 @@ class StepTimer:
             if cell.status != "ok":
                 raise InputError(f"a step of {cell.point.rows} rows could not be timed: {cell.status}", where="costs")
 
-    def round(self) -> None:
-        """Time some steps of each contender, contenders in random order."""
-        names = list(self._verify)
+    def round(self, *names: str) -> None:
+        """Time some steps of each contender, or only of those named, in random order."""
+        names = names or tuple(self._verify)
         for index in self._order.permutation(len(names)):
             parts = [cells[names[index]] for cells in (self._verify, self._draft) if names[index] in cells]
             for step in range(1 + STEPS_IN_A_ROW):
@@ -171,11 +173,17 @@ class StepTimer:
 
     def costs(self) -> dict[str, StepCost]:
         """Mean costs over all rounds so far."""
-        drafted = {name: float(np.mean(cell.timings_ms)) for name, cell in self._draft.items()}
+        drafted = {name: mean_without_stalls(cell.timings_ms) for name, cell in self._draft.items()}
         return {
-            name: StepCost(float(np.mean(cell.timings_ms)), drafted.get(name, 0.0))
+            name: StepCost(mean_without_stalls(cell.timings_ms), drafted.get(name, 0.0))
             for name, cell in self._verify.items()
         }
+
+
+def mean_without_stalls(timings_ms: Sequence[float]) -> float:
+    """Mean of the timings that are at most :data:`STALL` times their median."""
+    timings = np.asarray(timings_ms)
+    return float(timings[timings <= STALL * np.median(timings)].mean())
 
 
 def time_cells(

@@ -14,7 +14,14 @@ from tiny_models import random_eagle, random_heads, tiny_base
 
 from mtp_bench.cost import CostPoint, CostTable, write_points
 from mtp_bench.profile import costs
-from mtp_bench.profile.costs import StepTimer, SweepOptions, default_rows, sweep_costs, time_cells
+from mtp_bench.profile.costs import (
+    StepTimer,
+    SweepOptions,
+    default_rows,
+    mean_without_stalls,
+    sweep_costs,
+    time_cells,
+)
 from mtp_bench.profile.timings import Timings
 from mtp_bench.topology import StaticTree, chain
 from mtp_bench.topology.shapes import typical_tree
@@ -260,9 +267,14 @@ def test_the_mean_counts_slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = StepTimer(tiny_base(), {"none": (None, StaticTree(()))}, 40)
     # The first step of a round is not counted, however slow.
     few = costs.STEPS_IN_A_ROW - 1
-    times = iter([50.0, *[1.0] * few, 2.0 * few + 3.0, 70.0, *[3.0] * (few + 1)])
+    times = iter([50.0, *[2.0] * few, 6.0, 70.0, *[2.0 + 4.0 / (few + 1)] * (few + 1)])
     monkeypatch.setattr(costs, "_time_ms", lambda cell, device: next(times))
     timer.round()
-    assert timer.costs()["none"].step_ms == 3.0
-    timer.round()
-    assert timer.costs()["none"].step_ms == 3.0
+    assert timer.costs()["none"].step_ms == 2.0 + 4.0 / (few + 1)
+    timer.round("none")
+    assert timer.costs()["none"].step_ms == 2.0 + 4.0 / (few + 1)
+
+
+def test_a_stall_of_the_machine_is_no_step() -> None:
+    assert mean_without_stalls([10.0, 12.0, 14.0, 12.0, 900.0]) == 12.0
+    assert mean_without_stalls([10.0, 30.0, 10.0]) == pytest.approx(50 / 3)  # slow, but not away

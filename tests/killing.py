@@ -18,7 +18,16 @@ from typing import Any
 
 Job = Callable[..., None]
 KILLS = 20
-PRELOADED = ["mtp_bench.cli", "mtp_bench.profile.run", "mtp_bench.profile.cost_run", "tiny_models", "killing"]
+PRELOADED = [
+    "mtp_bench.cli.loading",
+    "mtp_bench.heads.load",
+    "mtp_bench.models.load",
+    "mtp_bench.profile.cost_run",
+    "mtp_bench.profile.run",
+    "transformers.models.llama.modeling_llama",
+    "tiny_models",
+    "killing",
+]
 
 
 class Victims:
@@ -29,6 +38,8 @@ class Victims:
         self._context.set_forkserver_preload(PRELOADED)
         self._job, self._draw = job, random.Random(seed)
         self.kills = 0
+        # So that starting the server is not taken for a part of the job's life.
+        self._finish(self._started(self._context.Process(target=_nothing)))
 
     def undisturbed_s(self, *arguments: Any) -> float:
         """Run to the end; seconds it took."""
@@ -59,13 +70,21 @@ class Victims:
         return self.kills - before
 
     def _start(self, *arguments: Any) -> Any:
-        process = self._context.Process(target=quietly, args=(self._job, *arguments))
+        return self._started(self._context.Process(target=quietly, args=(self._job, *arguments)))
+
+    @staticmethod
+    def _started(process: Any) -> Any:
         process.start()
         return process
 
-    def _finish(self, process: Any) -> None:
+    @staticmethod
+    def _finish(process: Any) -> None:
         process.join(60)
         assert process.exitcode == 0, f"exit code {process.exitcode}"
+
+
+def _nothing() -> None:
+    pass
 
 
 def quietly(job: Job, *arguments: Any) -> None:
@@ -97,7 +116,6 @@ def profile_job(out: Path, log: Path) -> None:
     """A profile of a tiny random model with random heads, with a log of its timings and answers."""
     from tiny_models import ToyTokenizer, random_heads, tiny_base
 
-    from mtp_bench.heads.base import HeadsInfo
     from mtp_bench.profile.costs import SweepOptions
     from mtp_bench.profile.run import ProfileOptions, run_profile
     from mtp_bench.prompts.prompt import Prompt, PromptSet
@@ -106,7 +124,6 @@ def profile_job(out: Path, log: Path) -> None:
     _watch(log)
     base = tiny_base(tokenizer=ToyTokenizer())
     heads = random_heads(base)
-    info = HeadsInfo(**_HEADS)
     prompts = PromptSet(
         tuple(Prompt(f"p{index}", "writing", (f"Question {index}", "Why?")) for index in range(6)),
         name="tests",
@@ -114,14 +131,11 @@ def profile_job(out: Path, log: Path) -> None:
     )
     options = ProfileOptions(max_new_tokens=24, batch=2, live_prompts=2)
     sweep = SweepOptions(rows=(1, 2, 8), contexts=(16, 40), rounds=6)
-    run_profile(base, heads, info, prompts, RunFolder(out), options, sweep, "mtp-bench profile")
-
-
-_HEADS: dict[str, Any] = {}
+    run_profile(base, heads, heads.meta, prompts, RunFolder(out), options, sweep, "mtp-bench profile")
 
 
 def _watch(log: Path) -> None:
-    """Write a line to ``log`` for every timing that counts and every answer that is stored; measure limits quickly."""
+    """Write a line to ``log`` before every timing that counts and every answer stored; measure limits quickly."""
     from mtp_bench.decode import answers
     from mtp_bench.profile import accounting, costs, timings
 
@@ -153,8 +167,8 @@ def _watch(log: Path) -> None:
         warming[0] = False
 
     def append(self: Any, answer: Any) -> None:
-        stored(self, answer)
         note(f"answer {answer.id}")
+        stored(self, answer)
 
     timings.TimingFolder.open = open_stage  # type: ignore[method-assign]
     costs._time_ms, costs._warm_up = time_ms, warm_up

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from mtp_bench.cost import CostTable, floor_warnings
+from mtp_bench.cost import VERIFY, CostTable, floor_warnings
+from mtp_bench.errors import InputError
 from mtp_bench.files import remove_leftovers, sha256_json
 from mtp_bench.heads.base import HeadsInfo
 from mtp_bench.heads.kinds import AnyHeads
@@ -13,7 +14,7 @@ from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.accounting import measure_limits
 from mtp_bench.profile.environment import environment, machine_key, model_facts, timestamp
 from mtp_bench.profile.floors import with_floors
-from mtp_bench.profile.surface import SurfaceOptions, measure_surface
+from mtp_bench.profile.surface import Surface, SurfaceOptions, measure_surface
 from mtp_bench.profile.timings import TimingFolder
 from mtp_bench.progress import say, warn
 from mtp_bench.runs import RunFolder
@@ -35,7 +36,7 @@ def run_measure_cost(
         command: the command line, for the manifest.
 
     Raises:
-        InputError: ``run`` holds something else, nothing fits into memory, or no cell could be measured.
+        InputError: ``run`` holds something else, or nothing could be measured.
     """
     facts = _facts(base, heads_info, options, command)
     earlier = run.claim(facts["key"], "costs of another model, machine or settings, or a profile")
@@ -49,6 +50,7 @@ def run_measure_cost(
         say(f"resuming {run.path}")
     run.write_manifest(facts)
     surface = measure_surface(base, heads, options, store)
+    _refuse_nothing(surface, run)
     limits = measure_limits(base.device, base.dtype)
     points = with_floors(surface.points, base, heads, limits)
     for warning in (*surface.left_out, *floor_warnings(points)):
@@ -61,6 +63,17 @@ def run_measure_cost(
     run.write_manifest(facts)
     store.discard()
     return facts
+
+
+def _refuse_nothing(surface: Surface, run: RunFolder) -> None:
+    statuses = [point.status for point in surface.points if point.component == VERIFY]
+    if "ok" not in statuses:
+        found = ", ".join(f"{statuses.count(status)} {status}" for status in sorted(set(statuses)))
+        raise InputError(
+            f"no cost could be measured: {'; '.join((found, *surface.left_out))}",
+            where=str(run.path),
+            fix="more --max-minutes, a quieter machine, or less --batch, --context and --max-rows",
+        )
 
 
 def _facts(base: BaseModel, heads_info: HeadsInfo | None, options: SurfaceOptions, command: str) -> dict[str, Any]:

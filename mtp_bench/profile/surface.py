@@ -130,7 +130,7 @@ class _BatchSize:
         Raises:
             InputError: none does, at the smallest batch size.
         """
-        fitting = []
+        fitting: list[int] = []
         for context in sorted(self._options.contexts):
             try:
                 check_memory(self._base, batch=self._batch, length=context + self._options.max_rows, rows=1)

@@ -152,8 +152,8 @@ def _draw_panel(axes: Axes, part: pd.DataFrame, chosen: Chosen | None) -> None:
         label = f"context {context}" if context else "all contexts"
         axes.plot(envelope["rows"].to_numpy(float), envelope["ms"].to_numpy(float), color=colour, label=label)
         floor = line[line["kind"] == "floor"].sort_values("rows")
-        named = {"label": "roofline floor"} if place == 0 and len(floor) else {}
-        axes.plot(floor["rows"].to_numpy(float), floor["ms"].to_numpy(float), "--", color=colour, lw=1, **named)
+        named = "roofline floor" if place == 0 and len(floor) else None
+        axes.plot(floor["rows"].to_numpy(float), floor["ms"].to_numpy(float), "--", color=colour, lw=1, label=named)
     _draw_draft(axes, part, chosen)
     _scale(axes, part)
     _mark_chosen(axes, part[part["kind"] == "chosen"])

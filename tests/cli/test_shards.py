@@ -13,6 +13,7 @@ from mtp_bench.cli import run
 from mtp_bench.cli.shards import LAUNCHERS, Shard, choose_shard
 from mtp_bench.errors import InputError
 from mtp_bench.heads.medusa.writers import save_vllm
+from mtp_bench.models.load import pick_device
 from mtp_bench.profile import accounting
 from mtp_bench.runs import RunFolder
 
@@ -74,6 +75,20 @@ def test_devices(shard: Shard, wanted: str, devices: int, expected: str, monkeyp
     monkeypatch.setattr(torch.cuda, "is_available", lambda: devices > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
     assert shard.device(wanted) == expected
+
+
+def test_a_named_device_becomes_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured on the current device, whatever the tensors'."""
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    pick_device("auto")
+    pick_device("cpu")
+    assert current == [torch.device("cuda:1")]
+    with pytest.raises(InputError, match="no device cuda:2, only 2"):
+        pick_device("cuda:2")
 
 
 def test_folders() -> None:

@@ -97,6 +97,26 @@ class RunFolder:
             )
         return document
 
+    def claim(self, key: str, holds: str) -> dict[str, Any] | None:
+        """The manifest of an earlier, perhaps unfinished run of the same ``key`` in this folder; None = a new folder.
+
+        Args:
+            holds: what the folder may hold instead, for the message.
+
+        Raises:
+            InputError: the folder belongs to another run.
+        """
+        if not self.manifest.exists():
+            return None
+        earlier = self.read_manifest()
+        if earlier.get("key") != key:
+            raise InputError(
+                f"the folder holds {holds}",
+                where=str(self.path),
+                fix="name another folder with --out, or delete this one",
+            )
+        return earlier
+
     def write_manifest(self, facts: dict[str, Any]) -> None:
         """Write the manifest with its schema and version."""
         write_json(self.manifest, {"schema": SCHEMA, "version": VERSION, **facts})

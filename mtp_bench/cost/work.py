@@ -33,6 +33,12 @@ class StepWork:
     cache_bytes: float
     flops: float
 
+    def __add__(self, other: StepWork) -> StepWork:
+        """Both, one after the other."""
+        return StepWork(
+            self.weight_bytes + other.weight_bytes, self.cache_bytes + other.cache_bytes, self.flops + other.flops
+        )
+
     @property
     def bytes(self) -> float:
         """All bytes read."""

@@ -50,15 +50,27 @@ def step_work(base: BaseModel, heads: AnyHeads | None, topology: Topology, *, ba
 
     Activations, masks and the draft's own cache are left out: they are small beside the weights.
     """
-    rows = topology.rows * batch
+    verify = verify_work(base, topology.rows, batch=batch, context=context)
+    return verify if heads is None else verify + draft_work(base, heads, topology, batch=batch)
+
+
+def verify_work(base: BaseModel, rows: int, *, batch: int, context: float) -> StepWork:
+    """The base model's part of a step over ``rows`` rows per sequence; see ``step_work``."""
     weight_bytes, parameters = _base_weights(base)
     width = base.num_attention_heads * base.head_dim
-    attention = 4 * base.num_layers * width * (context + topology.rows) * rows
-    flops = 2 * parameters * rows + attention
-    for passed_rows, module_parameters in _draft_passes(heads, topology) if heads is not None else ():
-        weight_bytes += module_parameters * base.dtype.itemsize
-        flops += 2 * module_parameters * passed_rows * batch
-    return StepWork(weight_bytes, batch * context * base.kv_bytes_per_token, flops)
+    attention = 4 * base.num_layers * width * (context + rows)
+    cache_bytes = batch * context * base.kv_bytes_per_token
+    return StepWork(weight_bytes, cache_bytes, (2 * parameters + attention) * rows * batch)
+
+
+def draft_work(base: BaseModel, heads: AnyHeads, topology: Topology, *, batch: int) -> StepWork:
+    """The heads' part of a step; see ``step_work``."""
+    passes = _draft_passes(heads, topology)
+    return StepWork(
+        weight_bytes=sum(parameters * base.dtype.itemsize for _, parameters in passes),
+        cache_bytes=0,
+        flops=sum(2 * parameters * rows * batch for rows, parameters in passes),
+    )
 
 
 def _base_weights(base: BaseModel) -> tuple[int, int]:

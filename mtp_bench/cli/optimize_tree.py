@@ -38,7 +38,9 @@ def optimize_tree(
     kind: Annotated[
         str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
     ] = "auto",
-    trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Optuna trials beside the exact search, over all workers; 0 = none.")
+    ] = 100,
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
     storage: Annotated[
         str | None,

@@ -196,7 +196,7 @@ def _database(url: URL) -> Iterator[BaseStorage]:
             if not guard.acquire(wait=False):
                 raise InputError(
                     "another worker is at this SQLite study, which takes one at a time",
-                    where=shown(url),
+                    where=_shown(url),
                     fix="wait for it, or share a study by journal:PATH or on a database server",
                 )
         storage = _connect(url)
@@ -205,7 +205,7 @@ def _database(url: URL) -> Iterator[BaseStorage]:
         what = f"the database cannot be used: {_without_secrets(error, url)}"
         fix = "check the URL and the server; finished trials are kept, run again to go on"
         # Without its cause: the driver's own text may hold the password.
-        raise InputError(what, where=shown(url), fix=fix) from None
+        raise InputError(what, where=_shown(url), fix=fix) from None
     finally:
         if storage is not None:
             storage.remove_session()
@@ -237,7 +237,7 @@ def _connect(url: URL) -> Any:
             time.sleep(0.2 * attempt)
 
 
-def shown(url: URL) -> str:
+def _shown(url: URL) -> str:
     """A URL as it may be printed: no password, and no query, which can hold one too."""
     return url.set(query={}).render_as_string(hide_password=True)
 

@@ -217,12 +217,14 @@ class _Worker:
     _first_seen: dict[int, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Older releases of Optuna have no error of its own for it.
+        # Optuna before 4.3 has no error of its own for it.
         self._finished_by_others = getattr(import_optuna().exceptions, "UpdateFinishedTrialError", RuntimeError)
         self._state = import_optuna().trial.TrialState
 
     def look(self) -> list[FrozenTrial]:
-        return self.study.get_trials(deepcopy=False)
+        """All trials as the storage has them now; they are its own, not to be changed."""
+        trials: list[FrozenTrial] = self.study.get_trials(deepcopy=False)
+        return trials
 
     def enqueue(self, task: str, parameters: Mapping[str, Any], attributes: Mapping[str, Any]) -> bool:
         """Queue a task unless it is there; two workers may do so at once, see :meth:`_superfluous`."""
@@ -255,7 +257,10 @@ class _Worker:
         return time.time() - label["since"] > STALE_AFTER_S if alive is None else not alive
 
     def run_one(self, propose: Callable[[Trial], Candidate]) -> None:
-        trial = self.study.ask()
+        try:
+            trial = self.study.ask()
+        except self._finished_by_others:
+            return  # queued, and another worker was faster
         try:
             trial.set_user_attr(WORKER, {**asdict(self.process), "since": time.time()})
             if self.sampler_from is not None and trial.number > 0:

@@ -24,7 +24,9 @@ def programs() -> Path | None:
     """The folder of PostgreSQL's server programs."""
     found = shutil.which("initdb")
     folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
-    wanted = [folder for folder in folders if all((folder / name).exists() for name in ("initdb", "pg_ctl", "postgres"))]
+    wanted = [
+        folder for folder in folders if all((folder / name).exists() for name in ("initdb", "pg_ctl", "postgres"))
+    ]
     return wanted[0] if wanted else None
 
 
@@ -99,7 +101,9 @@ def test_a_killed_worker_loses_nothing(server: str, tmp_path: Path) -> None:
         while True:
             names = [study.study_name for study in storage.get_all_studies()]
             trials = read_study(storage, "kill") if "kill" in names else []
-            if any(t.state.name == "RUNNING" and t.number > 5 and "worker" in t.user_attrs and t.params for t in trials):
+            if any(
+                t.state.name == "RUNNING" and t.number > 5 and "worker" in t.user_attrs and t.params for t in trials
+            ):
                 break
             assert victim.poll() is None
     victim.kill()
@@ -110,8 +114,8 @@ def test_a_killed_worker_loses_nothing(server: str, tmp_path: Path) -> None:
 
 
 def test_a_wrong_password_is_not_repeated(server: str) -> None:
-    with pytest.raises(InputError, match="password authentication failed") as caught:
-        with open_storage(server.replace("ge%25heim", "fal%25sch")):
-            pass
+    wrong = server.replace("ge%25heim", "fal%25sch")
+    with pytest.raises(InputError, match="password authentication failed") as caught, open_storage(wrong):
+        pass
     assert "fal%sch" not in str(caught.value)
     assert "fal%25sch" not in str(caught.value)

@@ -20,7 +20,7 @@ T3 = MarginalSource(T3_RATES)
 
 
 def search(where: str | None, trials: int = 12, **more: int | str | bool) -> OptunaResult:
-    return optuna_search(T3, t3_cost(), **{"max_nodes": 12, "trials": trials, "storage": where, **more})  # type: ignore[arg-type]
+    return optuna_search(T3, t3_cost(), **{"max_nodes": 12, "trials": trials, "storage": where, **more})
 
 
 @pytest.fixture(params=["journal:{}/study.journal", "sqlite:///{}/study.db"])
@@ -97,7 +97,9 @@ def test_the_refusal_lists_what_is_understood(capsys: pytest.CaptureFixture[str]
     assert all(word in said for word in ("journal:PATH", "sqlite:///PATH", "postgresql://", "mysql://"))
 
 
-@pytest.mark.parametrize(("url", "package"), [("postgresql://me:geheim@host/db", "mtp-bench"), ("mysql://h/d", "mysql")])
+@pytest.mark.parametrize(
+    ("url", "package"), [("postgresql://me:geheim@host/db", "mtp-bench"), ("mysql://h/d", "mysql")]
+)
 def test_a_missing_driver_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage, "find_spec", lambda name: None)
     with pytest.raises(InputError, match=f"no driver for .*\n.*pip install .*{package}") as caught, open_storage(url):

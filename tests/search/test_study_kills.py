@@ -9,7 +9,7 @@ from pathlib import Path
 
 from study_runs import check_study, finish, read_journal, start, write_inputs
 
-TRIALS, KILLS = 160, 20
+TRIALS, KILLS = 120, 20
 
 
 def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
     finished: list[int] = []
     for _ in range(KILLS):
         before = journal.stat().st_size if journal.exists() else 0
-        grown = chance.choice([0, 1, chance.randrange(2000), chance.randrange(12000)])
+        grown = chance.choice([0, 1, chance.randrange(2500), chance.randrange(25000)])
         worker = start(tmp_path, arguments)
         while worker.poll() is None and grown and (not journal.exists() or journal.stat().st_size < before + grown):
             time.sleep(0.0005)

@@ -205,7 +205,9 @@ def test_workers_at_once_share_the_total_and_score_nothing_twice(seed: int) -> N
     assert Counter(t.state.name in ("COMPLETE", "PRUNED") for t in trials)[True] == 30
     kept = [t.user_attrs["task"] for t in trials if "task" in t.user_attrs and "withdrawn" not in t.user_attrs]
     assert sorted(kept) == ["a", "b", "c"]
-    assert all(trial.user_attrs["result"] == [float(trial.params["x"])] for trial in trials if trial.state.name != "FAIL")
+    assert all(
+        trial.user_attrs["result"] == [float(trial.params["x"])] for trial in trials if trial.state.name != "FAIL"
+    )
 
 
 # ----- processes
@@ -244,8 +246,8 @@ def test_nobody_knows_about_other_machines() -> None:
 
 def test_fingerprints_tell_contents_apart() -> None:
     values = [None, 0, 0.0, False, "", "0", [], [0], [[0]], [0, 0], {}, {"a": 1}, {"a": 2}, np.zeros(2), np.zeros(3),
-              np.zeros(2, np.int64), np.zeros((2, 1)), CostPoint(rows=1, median_ms=2.0), CostPoint(rows=2, median_ms=2.0),
-              ["ab", "c"], ["a", "bc"]]  # fmt: skip
+              np.zeros(2, np.int64), np.zeros((2, 1)), CostPoint(rows=1, median_ms=2.0),
+              CostPoint(rows=2, median_ms=2.0), ["ab", "c"], ["a", "bc"]]  # fmt: skip
     assert len({fingerprint(value) for value in values}) == len(values)
     assert fingerprint({"a": 1, "b": 2}) == fingerprint({"b": 2, "a": 1})
     assert fingerprint(np.arange(6).reshape(2, 3).T) == fingerprint(np.arange(6).reshape(2, 3).T.copy())

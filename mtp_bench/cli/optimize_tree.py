@@ -38,9 +38,17 @@ def optimize_tree(
     kind: Annotated[
         str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
     ] = "auto",
-    trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Optuna trials beside the exact search, over all workers; 0 = none.")
+    ] = 100,
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Keep the study: journal:PATH, sqlite:///PATH (one worker), postgresql://... or mysql://..."),
+    ] = None,
+    study: Annotated[
+        str, typer.Option(help="Name of the study in --storage; workers that name it share it.")
+    ] = "mtp-bench",
     seed: options.Seed = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Topology file; topology.json in the run if left out.")
@@ -65,7 +73,7 @@ def optimize_tree(
         return
     _, document = search_and_write(
         measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batches[0],
-        trials=trials, seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
+        trials=trials, seeded=not unseeded, kind=kind, storage=storage, study=study, seed=seed, out=out,
     )  # fmt: skip
     if json_output:
         emit_json(document)
@@ -76,16 +84,17 @@ def search_and_write(
 ) -> tuple[Optimization, dict[str, Any]]:
     """Search, print, and write topology.json and (in a run folder) optimize.json."""
     from mtp_bench.files import write_json
-    from mtp_bench.progress import progress
+    from mtp_bench.progress import progress, running_totals
     from mtp_bench.search.optimize import OptimizeOptions, optimize
 
     chosen = objective or ("speed" if measured.cost is not None else "tokens")
     with progress("optuna", max(trials, 1), "trials") as advance:
+        reached = running_totals(advance)
         found = optimize(
             measured.acceptance,
             measured.cost,
             OptimizeOptions(objective=chosen, trials=trials, **wanted),
-            on_trial=lambda _: advance(1),
+            on_trial=lambda done: reached(done, trials),
         )
     document = found.document()
     topology = out or (measured.run.topology if measured.run else None)
@@ -191,7 +200,8 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
     if found.optuna is not None:
         study, result = document["optuna"], found.optuna
         typer.echo(
-            f"optuna: {study['num_trials']} trials{'' if study['seeded'] else ' unseeded'}, best "
+            f"optuna: {study['num_trials']} trials{'' if study['seeded'] else ' unseeded'}"
+            f"{f' ({result.retried} of them again, after their worker was lost)' if result.retried else ''}, best "
             f"{result.best.num_nodes} nodes, {100 * result.gap:.2f}% below the exact optimum "
             f"(found by: {result.best.origin})"
         )

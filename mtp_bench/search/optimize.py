@@ -22,7 +22,7 @@ from mtp_bench.search.kinds import (
     dynamic_search,
     wanted_kinds,
 )
-from mtp_bench.search.optuna_search import OptunaResult, optuna_search
+from mtp_bench.search.optuna_search import STUDY, OptunaResult, optuna_search
 from mtp_bench.search.sources import MarginalSource, Source
 from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree, Topology
@@ -40,6 +40,8 @@ class OptimizeOptions:
         trials: Optuna trials, 0 = no study.
         kind: static, dynamic, chain, or auto = the fastest of them.
         seeded: start the study from the exact optimum.
+        storage: where the study is kept, None = in memory.
+        study: its name there.
     """
 
     budget: int = 63
@@ -51,6 +53,7 @@ class OptimizeOptions:
     seeded: bool = True
     kind: str = "auto"
     storage: str | None = None
+    study: str = STUDY
     seed: int = 0
 
 
@@ -150,7 +153,7 @@ def optimize(
     if options.trials:
         study = optuna_search(
             source, cost, trials=options.trials, seed=options.seed, seeded=options.seeded, storage=options.storage,
-            on_trial=on_trial, **common,
+            study_name=options.study, on_trial=on_trial, **common,
         )  # fmt: skip
     held_out = None
     if isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:

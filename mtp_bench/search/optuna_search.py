@@ -12,21 +12,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.search.curve import SPEED
 from mtp_bench.search.exact import ExactResult, exact_search
+from mtp_bench.search.fingerprint import fingerprint
 from mtp_bench.search.growth import grow_all
+from mtp_bench.search.optuna_package import import_optuna as import_optuna  # also for others
 from mtp_bench.search.sources import Source
+from mtp_bench.search.storage import open_storage
 from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.workers import CACHED, KEY, RESULT, Candidate, open_study, retried, run_trials
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import RankTrace
 
 if TYPE_CHECKING:
+    from optuna.samplers import BaseSampler
     from optuna.study import Study
     from optuna.trial import FrozenTrial, Trial
 
 SAMPLED = "sampled"
+STUDY = "mtp-bench"
 _STARTUP_TRIALS = 20
 
 
@@ -56,13 +64,17 @@ class OptunaTrial:
 
 @dataclass(frozen=True, eq=False)
 class OptunaResult:
-    """The study's trials in order, its best tree, and the exact result beside it."""
+    """The study's finished trials in order, its best tree, and the exact result beside it.
+
+    ``retried`` of the trials repeat one whose worker was lost.
+    """
 
     trials: tuple[OptunaTrial, ...]
     best: OptunaTrial
     tree: StaticTree
     exact: ExactResult
     seeded: bool
+    retried: int = 0
 
     @property
     def exact_value(self) -> float:
@@ -82,6 +94,7 @@ class OptunaResult:
         return {
             "trials": len(self.trials),
             "trees_scored": sum(not trial.cached for trial in self.trials),
+            "retried": self.retried,
             "seeded": self.seeded,
             "value": best.value,
             "num_nodes": best.num_nodes,
@@ -120,6 +133,25 @@ class _Problem:
         caps = [trial.suggest_int(f"children_{d}", 1, self.most_children) for d in range(1, self.max_depth + 1)]
         return num_nodes, depth, caps
 
+    def propose(self, trial: Trial) -> Candidate:
+        """The tree that a trial's parameters name."""
+        tree, tokens = self.tree(*self.suggest(trial))
+        return Candidate(tree.id, {"shape": [tree.num_nodes, tree.depth]}, lambda: [*self.score(tree, tokens), tokens])
+
+    def question(self, seeded: bool) -> dict[str, Any]:
+        """What is searched: two searches may share a study when it is the same."""
+        return {
+            "acceptance": fingerprint(self.source),
+            "costs": None if self.cost is None else fingerprint(self.cost.points),
+            "objective": self.objective,
+            "budget": self.max_nodes,
+            "depth": self.max_depth,
+            "most children": self.most_children,
+            "context": self.context,
+            "batch": self.batch,
+            "seeded": seeded,
+        }
+
     def tree(self, num_nodes: int, depth: int, caps: list[int]) -> tuple[StaticTree, float]:
         """The best tree within the limits and its expected tokens per step."""
         growth = grow_all(self.source, max_nodes=num_nodes, max_depth=depth, max_children=caps)
@@ -151,20 +183,22 @@ def optuna_search(
     batch: int = 1,
     objective: str = SPEED,
     storage: str | None = None,
-    study_name: str = "mtp-bench",
+    study_name: str = STUDY,
     on_trial: Callable[[int], None] | None = None,
 ) -> OptunaResult:
     """Search with Optuna's TPE sampler; arguments as for :func:`exact_search`, and:
 
     Args:
-        trials: in all; a study resumed from ``storage`` runs only those that are missing.
-        seed: of the sampler; the same seed gives the same trials.
+        trials: in all, over all workers of the study and all its resumptions.
+        seed: of the sampler; the same seed gives the same trials to a worker that is alone from the first to the last.
         seeded: start from the exact optimum, from no speculation and from a chain.
-        storage: database URL of a resumable study.
+        storage: where the study is kept, see :func:`~mtp_bench.search.storage.open_storage`; None = in memory.
+        study_name: of the study in ``storage``.
         on_trial: called with the number of finished trials, for a progress bar.
 
     Raises:
-        InputError: as :func:`exact_search`; Optuna not installed; no trial asked for.
+        InputError: as :func:`exact_search`; Optuna not installed; no trial asked for; the storage cannot be used; the
+            study was made for another question.
     """
     if trials < 1:
         raise InputError(f"{trials} trials", where="--trials", fix="give at least 1")
@@ -174,83 +208,56 @@ def optuna_search(
     )
     deepest = exact.max_depth if exact.max_nodes else 0
     problem = _Problem(source, cost, exact.max_nodes, deepest, context, batch, objective)
-    optuna = import_optuna()
-    study: Study = optuna.create_study(
-        direction="maximize",
-        sampler=optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP_TRIALS),
-        storage=storage,
-        study_name=study_name if storage else None,
-        load_if_exists=True,
-    )
-    if seeded and not study.trials:
-        _enqueue(study, problem, exact)
-    scored = {t.user_attrs["tree_id"]: t.user_attrs["result"] for t in study.trials if "tree_id" in t.user_attrs}
-    done = sum(trial.state.is_finished() for trial in study.trials)
-
-    def objective_of(trial: Trial) -> float:
-        tree, tokens = problem.tree(*problem.suggest(trial))
-        cached = tree.id in scored
-        if not cached:
-            scored[tree.id] = [*problem.score(tree, tokens), tokens]
-        trial.set_user_attr("tree_id", tree.id)
-        trial.set_user_attr("result", scored[tree.id])
-        trial.set_user_attr("shape", [tree.num_nodes, tree.depth])
-        trial.set_user_attr("cached", cached)
-        if cached:
-            raise optuna.TrialPruned
-        return float(scored[tree.id][0])
-
-    callbacks = [lambda _, trial: on_trial(trial.number + 1)] if on_trial is not None else None
-    study.optimize(objective_of, n_trials=max(trials - done, 0), callbacks=callbacks)
-    return _result(study, problem, exact, seeded)
+    with open_storage(storage) as opened:
+        study = open_study(opened, study_name, problem.question(seeded), _sampler(seed, 0))
+        run_trials(
+            study,
+            problem.propose,
+            trials=trials,
+            queue=_seeds(problem, exact) if seeded else (),
+            sampler_from=lambda number: _sampler(seed, number),
+            on_trial=on_trial,
+        )
+        return _result(study, problem, exact, seeded)
 
 
-def import_optuna() -> Any:
-    """The package, told to be quiet.
-
-    Raises:
-        InputError: it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise InputError("Optuna is not installed", fix="pip install optuna") from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
+def _sampler(seed: int, number: int) -> BaseSampler:
+    """The sampler of a worker whose first trial is ``number``; the study's first worker has the plain seed."""
+    drawn = seed if number == 0 else int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+    return import_optuna().samplers.TPESampler(seed=drawn, n_startup_trials=_STARTUP_TRIALS)
 
 
-def _enqueue(study: Study, problem: _Problem, exact: ExactResult) -> None:
+def _seeds(problem: _Problem, exact: ExactResult) -> list[tuple[str, dict[str, int]]]:
     best, widest = exact.best, problem.most_children
     longest = min(problem.max_depth, problem.max_nodes)
-    for origin, parameters in (
+    return [
         ("exact optimum", problem.parameters(best.num_nodes, best.depth, widest)),
         ("no speculation", problem.parameters(0, 0, 1)),
         ("chain", problem.parameters(longest, longest, 1)),
-    ):
-        study.enqueue_trial(parameters, user_attrs={"origin": origin})
+    ]
 
 
 def _result(study: Study, problem: _Problem, exact: ExactResult, seeded: bool) -> OptunaResult:
-    finished = [trial for trial in study.trials if "cached" in trial.user_attrs and trial.state.is_finished()]
+    finished = [trial for trial in study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
     records = tuple(_record(trial) for trial in finished)
     best = max(records, key=lambda record: (record.value, -record.number))
     params = next(trial for trial in finished if trial.number == best.number).params
     caps = [params[f"children_{d}"] for d in range(1, problem.max_depth + 1)]
     tree, _ = problem.tree(params["num_nodes"], params["depth"], caps)
-    return OptunaResult(records, best, tree, exact, seeded)
+    return OptunaResult(records, best, tree, exact, seeded, retried(finished))
 
 
 def _record(trial: FrozenTrial) -> OptunaTrial:
-    value, step_ms, tokens = trial.user_attrs["result"]
+    value, step_ms, tokens = trial.user_attrs[RESULT]
     num_nodes, depth = trial.user_attrs["shape"]
     return OptunaTrial(
         number=trial.number,
         value=float(value),
         num_nodes=num_nodes,
         depth=depth,
-        tree_id=trial.user_attrs["tree_id"],
+        tree_id=trial.user_attrs[KEY],
         tokens_per_step=float(tokens),
         step_ms=step_ms,
         origin=trial.user_attrs.get("origin", SAMPLED),
-        cached=trial.user_attrs["cached"],
+        cached=trial.user_attrs[CACHED],
     )

@@ -149,8 +149,8 @@ def _print_worst(document: dict[str, Any]) -> None:
     )
     typer.echo(f"maximised: {one['maximised']}")
     typer.echo(
-        f"best tree: {document['num_nodes']} nodes, depth {document['depth']}: {one['value']:.4f} ({one['category']}); no "
-        f"tree exceeds {one['upper_bound']:.4f}, so at most {100 * one['gap_to_bound']:.3f}% are left"
+        f"best tree: {document['num_nodes']} nodes, depth {document['depth']}: {one['value']:.4f} ({one['category']}); "
+        f"no tree exceeds {one['upper_bound']:.4f}, so at most {100 * one['gap_to_bound']:.3f}% are left"
     )
     typer.echo(
         f"the unweighted optimum ({other['num_nodes']} nodes, depth {other['depth']}) has {other['value']:.4f} "

@@ -66,7 +66,7 @@ def optimize_tree(
     place = contexts[0] if contexts else measured.mean_context if cost is None else None
     limits: dict[str, Any] = {"budget": budget, "max_depth": max_depth, "seed": seed, "out": out}
     if objective in ("worst-category", "pareto") or len(batches) > 1 or len(contexts) > 1:
-        _check_question(objective, batches, contexts, weights)
+        _check_question(objective, batches, contexts, weights, kind)
     if objective == "pareto":
         document = pareto_and_write(measured, batches, context=place, trials=trials, **limits)
     elif objective == "worst-category":
@@ -85,7 +85,7 @@ def optimize_tree(
 
 
 def _check_question(
-    objective: str | None, batches: tuple[int, ...], contexts: tuple[int, ...], weights: dict[str, float]
+    objective: str | None, batches: tuple[int, ...], contexts: tuple[int, ...], weights: dict[str, float], kind: str
 ) -> None:
     """Refuse combinations that no search answers."""
     several = len(batches) > 1 or len(contexts) > 1
@@ -95,6 +95,8 @@ def _check_question(
             where="--objective worst-category",
             fix="give one --batch, one --context and no --weight",
         )
+    if objective in ("worst-category", "pareto") and kind not in ("auto", "static"):
+        raise InputError(f"{objective} is searched among static trees", where="--kind", fix="leave --kind out")
     if objective == "pareto" and len(contexts) > 1:
         raise InputError("a Pareto front is of one context", where="--context", fix="give one")
     if objective == "tokens":

@@ -78,7 +78,7 @@ class CategoryTrie:
         return values
 
     def curve_tokens(self, found: ExactResult) -> Floats:
-        """float64 [C, points]: tokens per step by category of every tree on the curve of a search on :meth:`mixture`."""
+        """float64 [C, points]: tokens per step by category of every tree on the curve of a search on a mixture."""
         values, curve = self.node_values(found.growth), found.curve
         tokens = np.ones((len(self.names), len(curve)))
         for depth in np.unique(curve.depth[curve.num_nodes > 0]):

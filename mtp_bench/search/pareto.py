@@ -1,8 +1,9 @@
 """Latency of one user against total throughput: which (batch size, topology) is beaten in both by no other.
 
-At one batch size the cost of a step depends on size and depth of the tree alone, so for each (N, depth) the tree with
-the most tokens per step beats all others in both figures: the curves of the exact searches hold every static tree that
-can be on the front (for averages over all positions). Their replayed figures are compared.
+At one batch size the total is the batch size times the speed of each user, so one topology is best in both: whatever
+the costs, each batch size has at most one point on the front, its fastest tree, and the front is what the batch sizes
+leave of each other. The curves of the exact searches hold the fastest tree of every batch size (for averages over all
+positions, see :mod:`~mtp_bench.search.exact`); all trees on them are replayed, and these figures compared.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def _step_s(cost: CostTable, tree: StaticTree, limits: dict[str, Any]) -> float:
 
 
 def _shares(trace: RankTrace) -> Floats:
-    """float64 [C]: each category's share of the positions a step could start at; what all positions alike amounts to."""
+    """float64 [C]: each category's share of the positions a step could start at: all positions counted alike."""
     starts = np.array([part.num_starts for part in split(trace).values()], dtype=np.float64)
     return np.asarray(starts / starts.sum())
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mtp_bench.search import NodeMargin
     from mtp_bench.search.optimize import Optimization
 
+OBJECTIVES = ("speed", "tokens", "worst-category", "pareto")
+
 
 def optimize_tree(
     profile: options.Profile = None,
@@ -59,6 +61,8 @@ def optimize_tree(
 
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
+    if objective not in (None, *OBJECTIVES):
+        raise InputError(f"objective '{objective}'", where="--objective", fix=f"choose {' or '.join(OBJECTIVES)}")
     batches = options.parse_batches(batch)
     contexts = options.parse_sizes(context, "--context", "contexts") if context is not None else ()
     weights = parse_weights(weight)

@@ -42,7 +42,7 @@ def draw_pareto(frame: pd.DataFrame) -> Figure:
         label = f"batch {one['batch']}, N = {one['num_nodes']}"
         axes.annotate(label, (one[x], one[y]), (5, 6), textcoords="offset points", color=style.BLUE, fontsize=8)
     if len(tried):
-        look = {"mfc": "none", "mec": style.ORANGE, "ms": 10, "mew": 1.2}
+        look: dict[str, Any] = {"mfc": "none", "mec": style.ORANGE, "ms": 10, "mew": 1.2}
         axes.plot(tried[x], tried[y], "o", label="front of Optuna's trials", zorder=4, **look)
     axes.set(xlabel="predicted decode tokens/s of each user", ylabel="predicted decode tokens/s in all")
     axes.set_title("Latency of one user against total throughput")

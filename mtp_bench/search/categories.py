@@ -100,7 +100,7 @@ class CategoryTrie:
 
     def tokens(self, tree: StaticTree) -> Floats:
         """float64 [C]: expected tokens per step of ``tree`` by category, averaged over all positions."""
-        return np.sum([np.ones(len(self.names)), *(self.value(path) for path in tree.paths)], axis=0)
+        return np.asarray(np.sum([np.ones(len(self.names)), *(self.value(path) for path in tree.paths)], axis=0))
 
 
 def _find(source: TrieSource, depth: int, parents: Ints, ranks: Ints) -> Ints:

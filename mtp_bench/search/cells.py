@@ -75,8 +75,10 @@ def find_cell(trace: RankTrace, cost: CostTable, options: OptimizeOptions) -> Ce
         best, figures = draft.topology, draft.evaluation
     else:
         best, figures = NO_TREE, evaluate(NO_TREE, trace, cost, **place)
-    drafted = (None, None) if draft is None else (draft.topology, draft.evaluation)
-    return Cell(options.batch, options.context, best, figures, *drafted, basis)
+    return Cell(
+        options.batch, options.context, best, figures, draft.topology if draft else None,
+        draft.evaluation if draft else None, basis,
+    )  # fmt: skip
 
 
 def basis_of(cost: CostTable, batch: int, context: int | None) -> Literal["measured", "interpolated"] | None:

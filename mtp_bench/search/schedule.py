@@ -122,14 +122,14 @@ def join(lost: Floats, num_nodes: Sequence[int]) -> list[Span]:
     came: list[Span] = []
     for end in range(1, cells + 1):
         options = []
-        for candidate in np.flatnonzero(np.isfinite(lost[:, end - 1])):
+        for candidate in np.flatnonzero(np.isfinite(lost[:, end - 1])).tolist():
             for first in range(end - 1, -1, -1):
                 if not math.isfinite(lost[candidate, first]):
                     break
                 loss = float(lost[candidate, first:end].sum())
                 spans, before, nodes = best[first]
                 score = (spans + 1, round(before + loss, 12), nodes + num_nodes[candidate] * (end - first))
-                options.append((score, Span(first, end - 1, int(candidate))))
+                options.append((score, Span(first, end - 1, candidate)))
         score, span = min(options)
         best.append(score)
         came.append(span)

@@ -191,7 +191,7 @@ def filled(worth: Floats, sizes: Floats, max_nodes: int) -> Floats:
     order = np.argsort(-worth, kind="stable")
     nodes = np.concatenate([[0.0], np.cumsum(sizes[order])])
     tokens = np.concatenate([[1.0], 1 + np.cumsum((worth * sizes)[order])])
-    return np.interp(np.arange(max_nodes + 1), nodes, tokens)
+    return np.asarray(np.interp(np.arange(max_nodes + 1), nodes, tokens))
 
 
 def static_places(trace: RankTrace, growth: Growth, depth: int) -> Ints:

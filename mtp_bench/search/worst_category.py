@@ -177,7 +177,7 @@ def held_out_worst(
         for name, tree in (("worst_category", found.tree), ("unweighted", found.average)):
             step_s = 1.0 if cost is None else _step_s(cost, tree, limits)
             runs = [replay(part, tree) for part in split(other).values()]
-            totals[name] += [[run.total_tokens for run in runs], [run.total_steps * step_s for run in runs]]
+            totals[name] += np.array([[run.total_tokens, run.total_steps * step_s] for run in runs]).T
     return {name: float((tokens / time).min()) for name, (tokens, time) in totals.items()}
 
 

@@ -2,7 +2,8 @@
 
 A run is a folder ``results/NAME/`` of plain files, each re-readable without torch:
 ``run.json`` (manifest), ``trace.npz``, ``acceptance.csv``, ``cost.csv``, ``optimize.json``, ``topology.json``,
-``schedule.json``, ``bench.csv``, ``bench.json``, ``throughput.csv``, ``throughput.json``, ``plots/``, ``report.html``.
+``schedule.json``, ``operating_range.json``, ``pareto.json``, ``bench.csv``, ``bench.json``, ``throughput.csv``,
+``throughput.json``, ``plots/``, ``report.html``.
 """
 
 from __future__ import annotations
@@ -74,6 +75,16 @@ class RunFolder:
     def schedule(self) -> Path:
         """The best topology by batch size."""
         return self.path / "schedule.json"
+
+    @property
+    def operating_range(self) -> Path:
+        """The best topology by batch size and context."""
+        return self.path / "operating_range.json"
+
+    @property
+    def pareto(self) -> Path:
+        """Latency of one user against total throughput."""
+        return self.path / "pareto.json"
 
     @property
     def throughput(self) -> Path:

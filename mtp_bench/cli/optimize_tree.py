@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from mtp_bench.search import NodeMargin
     from mtp_bench.search.optimize import Optimization
 
+OBJECTIVES = ("speed", "tokens", "worst-category", "pareto")
+
 
 def optimize_tree(
     profile: options.Profile = None,
     budget: Annotated[int, typer.Option(min=0, help="Most nodes (root excluded).")] = 63,
     max_depth: Annotated[int | None, typer.Option(min=0, help="Deepest tree; the heads' depth when left out.")] = None,
     objective: Annotated[
-        str | None, typer.Option(help="speed (default where a cost is known) or tokens (longest expected step).")
+        str | None,
+        typer.Option(help="speed (default where a cost is known), tokens (longest step), worst-category, or pareto."),
     ] = None,
     acceptance: Annotated[
         Path | None, typer.Option(help="Acceptance table (JSON with a kind, or acceptance.csv) in place of a trace.")
@@ -30,7 +33,10 @@ def optimize_tree(
         Path | None, typer.Option(help="Cost table (CSV: rows, median_ms, ...) in place of the run's.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Cached tokens to take costs at; the run's mean if left out.")
+        str | None, typer.Option("--context", help="Cached tokens to take costs at; several (512,4096) give a map.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option("--weight", help="Count a category's prompts so often: coding=3; may repeat.")
     ] = None,
     batch: Annotated[
         str, typer.Option("--batch", help="Sequences decoded together; several (1,4,8) give a schedule.")
@@ -57,32 +63,68 @@ def optimize_tree(
 ) -> None:
     """Find the tree of at most --budget nodes with the highest predicted speed; exact, with Optuna beside it."""
     from mtp_bench.cli.acceptance import read_measured
+    from mtp_bench.cli.categories import parse_weights, weigh, worst_category_and_write
+    from mtp_bench.cli.operating import pareto_and_write, range_and_write, schedule_and_write
     from mtp_bench.cli.output import emit_json
 
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
+    if objective not in (None, *OBJECTIVES):
+        raise InputError(f"objective '{objective}'", where="--objective", fix=f"choose {' or '.join(OBJECTIVES)}")
     batches = options.parse_batches(batch)
-    measured = read_measured(profile, acceptance, cost)
-    place = context if context is not None else measured.mean_context if cost is None else None
-    if len(batches) > 1:
-        document = schedule_and_write(
-            measured, batches, budget=budget, max_depth=max_depth, context=place, kind=kind, seed=seed, out=out
-        )
-        if json_output:
-            emit_json(document)
-        return
-    _, document = search_and_write(
-        measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batches[0],
-        trials=trials, seeded=not unseeded, kind=kind, storage=storage, study=study, seed=seed, out=out,
-    )  # fmt: skip
+    contexts = options.parse_sizes(context, "--context", "contexts") if context is not None else ()
+    weights = parse_weights(weight)
+    measured = weigh(read_measured(profile, acceptance, cost), weights)
+    place = contexts[0] if contexts else measured.mean_context if cost is None else None
+    limits: dict[str, Any] = {"budget": budget, "max_depth": max_depth, "seed": seed, "out": out}
+    if objective in ("worst-category", "pareto") or len(batches) > 1 or len(contexts) > 1:
+        _check_question(objective, batches, contexts, weights, kind)
+    if objective == "pareto":
+        document = pareto_and_write(measured, batches, context=place, trials=trials, **limits)
+    elif objective == "worst-category":
+        document = worst_category_and_write(measured, context=place, batch=batches[0], trials=trials, **limits)
+    elif len(contexts) > 1:
+        document = range_and_write(measured, batches, contexts, kind=kind, **limits)
+    elif len(batches) > 1:
+        document = schedule_and_write(measured, batches, context=place, kind=kind, **limits)
+    else:
+        _, document = search_and_write(
+            measured, objective=objective, context=place, batch=batches[0], trials=trials, seeded=not unseeded,
+            kind=kind, storage=storage, study=study, weights=weights, **limits,
+        )  # fmt: skip
     if json_output:
         emit_json(document)
 
 
+def _check_question(
+    objective: str | None, batches: tuple[int, ...], contexts: tuple[int, ...], weights: dict[str, float], kind: str
+) -> None:
+    """Refuse combinations that no search answers."""
+    several = len(batches) > 1 or len(contexts) > 1
+    if objective == "worst-category" and (several or weights):
+        raise InputError(
+            "the worst category is searched at one batch size and context, and knows no weights",
+            where="--objective worst-category",
+            fix="give one --batch, one --context and no --weight",
+        )
+    if objective in ("worst-category", "pareto") and kind not in ("auto", "static"):
+        raise InputError(f"{objective} is searched among static trees", where="--kind", fix="leave --kind out")
+    if objective == "pareto" and len(contexts) > 1:
+        raise InputError("a Pareto front is of one context", where="--context", fix="give one")
+    if objective == "tokens":
+        raise InputError(
+            "the longest step is the same at every batch size and context",
+            where="--objective tokens",
+            fix="use --objective speed, or one --batch and --context",
+        )
+
+
 def search_and_write(
-    measured: Measured, *, out: Path | None = None, objective: str | None = None, trials: int = 100, **wanted: Any
-) -> tuple[Optimization, dict[str, Any]]:
+    measured: Measured, *, out: Path | None = None, objective: str | None = None, trials: int = 100,
+    weights: dict[str, float] | None = None, **wanted: Any,
+) -> tuple[Optimization, dict[str, Any]]:  # fmt: skip
     """Search, print, and write topology.json and (in a run folder) optimize.json."""
+    from mtp_bench.cli.categories import compared_with_unweighted
     from mtp_bench.files import write_json
     from mtp_bench.progress import progress, running_totals
     from mtp_bench.search.optimize import OptimizeOptions, optimize
@@ -97,6 +139,13 @@ def search_and_write(
             on_trial=lambda done: reached(done, trials),
         )
     document = found.document()
+    if weights:
+        asked = found.options
+        document |= {"weights": weights, "maximised": f"{chosen}, prompts weighted by category"}
+        document["categories"] = compared_with_unweighted(
+            measured, found.topology, budget=asked.budget, max_depth=asked.max_depth, context=asked.context,
+            batch=asked.batch, objective=chosen, seed=asked.seed,
+        )  # fmt: skip
     topology = out or (measured.run.topology if measured.run else None)
     if topology is not None:
         _write_topology(topology, found, measured)
@@ -105,54 +154,6 @@ def search_and_write(
         write_json(measured.run.optimize, {"schema": "mtp-bench/optimize", "version": 1, **document})
     _print(found, document)
     return found, document
-
-
-def schedule_and_write(
-    measured: Measured, batches: tuple[int, ...], *, out: Path | None, context: int | None, **wanted: Any
-) -> dict[str, Any]:
-    """Search every batch size, print, and write schedule.json with its plot (in the run, or to ``out``)."""
-    from mtp_bench.files import write_json
-    from mtp_bench.report.schedule import write_schedule
-    from mtp_bench.search.optimize import OptimizeOptions
-    from mtp_bench.search.schedule import schedule
-    from mtp_bench.trace import RankTrace
-
-    if not isinstance(measured.acceptance, RankTrace) or measured.cost is None:
-        raise InputError(
-            "a schedule needs a trace and costs",
-            where="--batch",
-            fix="give --profile, and --cost with the cost.csv of mtp-bench measure-cost --batch 1,4,8",
-        )
-    found = schedule(measured.acceptance, measured.cost, OptimizeOptions(context=context, **wanted), batches)
-    document = {"schema": "mtp-bench/schedule", "version": 1, "context": context, **wanted, **found.document()}
-    path = out or (measured.run.schedule if measured.run else None)
-    if path is not None:
-        write_json(path, document)
-        write_schedule(document, path.parent)
-    _print_schedule(document)
-    return document
-
-
-def _print_schedule(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("batch", "topology", "N", "depth", "tokens_per_step", "step ms", "tokens/s each", "predicted speedup")
-    for cell in document["cells"]:
-        if cell["measured"]:
-            low, high = cell["speedup_predicted_ci"] or (cell["speedup_predicted"],) * 2
-            table.add_row(
-                str(cell["batch"]), cell["name"], str(cell["num_nodes"]), str(cell["depth"]),
-                f"{cell['tokens_per_step']:.3f}", f"{cell['step_ms']:.2f}", f"{cell['tokens_per_s']:.2f}",
-                f"{cell['speedup_predicted']:.3f}x [{low:.2f}, {high:.2f}]",
-            )  # fmt: skip
-    Console(width=150, highlight=False).print(table)
-    for one in document["batch_schedule"]:
-        sizes = f"batch {one['min_batch_size']} to {one['max_batch_size']}"
-        what = f"{one['num_nodes']} nodes, depth {one['depth']}" if one["num_nodes"] else "do not speculate"
-        typer.echo(
-            f"{sizes}: {one['name']} ({what}), at most {100 * one['speed_lost']:.1f}% below the best of each size"
-        )
 
 
 def _write_topology(path: Path, found: Optimization, measured: Measured) -> None:
@@ -171,6 +172,7 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
 
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:
+    from mtp_bench.cli.categories import print_categories
     from mtp_bench.topology import draw
 
     exact, winner = found.exact, found.winner
@@ -205,6 +207,9 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
             f"{result.best.num_nodes} nodes, {100 * result.gap:.2f}% below the exact optimum "
             f"(found by: {result.best.origin})"
         )
+    if "categories" in document:
+        typer.echo(f"maximised: {document['maximised']}")
+        print_categories(document["categories"])
     for note in dict.fromkeys([*exact.notes, *winner.notes]):
         typer.echo(f"note: {note}")
     if "topology" in document:

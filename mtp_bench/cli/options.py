@@ -72,13 +72,22 @@ def parse_batches(text: str) -> tuple[int, ...]:
     Raises:
         InputError: not a list of positive numbers.
     """
+    return parse_sizes(text, "--batch", "batch sizes")
+
+
+def parse_sizes(text: str, option: str, what: str) -> tuple[int, ...]:
+    """``1,4,8`` -> positive whole numbers, ascending; ``option`` and ``what`` are for messages.
+
+    Raises:
+        InputError: not a list of positive numbers.
+    """
     try:
-        batches = tuple(sorted({int(part) for part in text.split(",")}))
+        sizes = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise InputError(f"{text!r} is no list of batch sizes", where="--batch", fix="write e.g. 1,4,8") from error
-    if batches[0] < 1:
-        raise InputError(f"{batches[0]} is no batch size", where="--batch", fix="use 1 or more")
-    return batches
+        raise InputError(f"{text!r} is no list of {what}", where=option, fix="write e.g. 1,4,8") from error
+    if sizes[0] < 1:
+        raise InputError(f"{sizes[0]} is none of {what}", where=option, fix="use 1 or more")
+    return sizes
 
 
 def parse_dynamic_top_ks(text: str | None, method: str | None) -> tuple[int, ...]:

@@ -11,7 +11,20 @@ from matplotlib.figure import Figure
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError, MtpBenchError
-from mtp_bench.report import acceptance, budget, costs, history, prediction, sizes, throughput, training, trees
+from mtp_bench.report import (
+    acceptance,
+    budget,
+    costs,
+    history,
+    operating_range,
+    pareto,
+    prediction,
+    schedule,
+    sizes,
+    throughput,
+    training,
+    trees,
+)
 from mtp_bench.report.inputs import RunInputs
 from mtp_bench.topology import Path, StaticTree, chain, resolve
 from mtp_bench.trace import AcceptanceTable
@@ -122,6 +135,27 @@ def _throughput(inputs: RunInputs) -> Plot | None:
     return Plot("throughput", THROUGHPUT, throughput.draw_throughput(frame), frame)
 
 
+def _schedule(inputs: RunInputs) -> Plot | None:
+    if inputs.schedule is None:
+        return None
+    frame = schedule.schedule_frame(inputs.schedule)
+    return Plot("schedule", SCHEDULE, schedule.draw_schedule(frame, inputs.schedule["batch_schedule"]), frame)
+
+
+def _operating_range(inputs: RunInputs) -> Plot | None:
+    if inputs.operating_range is None:
+        return None
+    frame = operating_range.operating_range_frame(inputs.operating_range)
+    return Plot("operating_range", RANGE, operating_range.draw_operating_range(frame), frame)
+
+
+def _pareto(inputs: RunInputs) -> Plot | None:
+    if inputs.pareto is None:
+        return None
+    frame = pareto.pareto_frame(inputs.pareto)
+    return Plot("pareto", PARETO, pareto.draw_pareto(frame), frame)
+
+
 def _history(inputs: RunInputs) -> Plot | None:
     data = history.optuna_history(inputs.optimize) if inputs.optimize is not None else None
     return None if data is None else Plot("optuna", OPTUNA, history.draw_history(data), data.frame)
@@ -147,6 +181,9 @@ TREE = "The chosen tree"
 PREDICTION = "Predicted against measured speed"
 BUDGET = "Where a step's time goes"
 THROUGHPUT = "Throughput against batch size"
+SCHEDULE = "The best topology by batch size"
+RANGE = "The best tree by batch size and context"
+PARETO = "Latency of one user against total throughput"
 OPTUNA = "Optuna's search beside the exact optimum"
 TRAINING = "Training of the heads"
 
@@ -154,6 +191,9 @@ BUILDERS: tuple[tuple[str, Builder, str], ...] = (
     (PREDICTION, _prediction, "bench.csv or bench.json with predictions (mtp-bench bench)"),
     (BUDGET, _budget, "bench.json with the parts of a step (mtp-bench bench)"),
     (THROUGHPUT, _throughput, "throughput.json (mtp-bench bench --batch 1,4,8)"),
+    (SCHEDULE, _schedule, "schedule.json (mtp-bench optimize-tree --batch 1,4,8)"),
+    (RANGE, _operating_range, "operating_range.json (mtp-bench optimize-tree --batch 1,4,8 --context 512,4096)"),
+    (PARETO, _pareto, "pareto.json (mtp-bench optimize-tree --batch 1,4,8 --objective pareto)"),
     (SIZES, _sizes, "optimize.json with its curve (mtp-bench optimize-tree)"),
     (TREE, _tree, "topology.json or optimize.json with a tree of at least one node (mtp-bench optimize-tree)"),
     (ACCEPTANCE, _acceptance, "acceptance.csv or trace.npz (mtp-bench profile)"),

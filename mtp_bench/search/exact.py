@@ -7,7 +7,7 @@ cost curve in N, as long as deeper drafts are not cheaper. "Do not speculate" (N
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -65,6 +65,12 @@ class ExactResult:
     def tree_of(self, point: CurvePoint) -> StaticTree:
         """The tree behind a point of the curve."""
         return self.growth.tree(point.num_nodes, point.depth)
+
+    def drafting(self) -> ExactResult:
+        """The same search with N = 0 ruled out; the curve must have a point with a node."""
+        score = np.where(self.curve.num_nodes > 0, self.curve.score(self.objective), -np.inf)
+        winner = int(np.lexsort((self.curve.depth, self.curve.num_nodes, -score))[0])
+        return replace(self, best=self.curve[winner])
 
     def document(self) -> dict[str, Any]:
         """The ``exact`` object of the ``--json`` documents."""

@@ -59,15 +59,16 @@ class HeldOut:
 class _Pool:
     """Tokens, steps and milliseconds by prompt, gathered over both directions."""
 
-    tokens: list[int]
-    steps: list[int]
+    tokens: list[float]
+    steps: list[float]
     ms: list[float]
 
     def add(self, trace: RankTrace, tree: StaticTree, step_ms: float | None) -> None:
         run = replay(trace, tree)
-        self.tokens += run.tokens.tolist()
-        self.steps += run.steps.tolist()
-        self.ms += (run.steps * (math.nan if step_ms is None else step_ms)).tolist()
+        tokens, steps = run.counted
+        self.tokens += tokens.tolist()
+        self.steps += steps.tolist()
+        self.ms += (steps * (math.nan if step_ms is None else step_ms)).tolist()
 
     @property
     def known_ms(self) -> bool:
@@ -103,7 +104,7 @@ def choose_on_half(
         InputError: fewer than two prompts with steps in them.
     """
     halves = [trace.select(half) for half in trace.split_halves(seed)]
-    if not all(half.num_starts for half in halves):
+    if not all(half.start_weight for half in halves):
         raise InputError("too few prompts to hold some out", where="trace", fix="record at least two prompts")
     train, held_out = _Pool([], [], []), _Pool([], [], [])
     trees: list[StaticTree] = []

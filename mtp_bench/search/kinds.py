@@ -16,8 +16,9 @@ from mtp_bench.errors import InputError
 from mtp_bench.search.curve import SPEED
 from mtp_bench.search.evaluate import Evaluation, evaluate_all
 from mtp_bench.search.optuna_search import import_optuna
+from mtp_bench.search.replays import replay_once
 from mtp_bench.topology import DynamicTree, StaticTree, Topology, chain, name_of
-from mtp_bench.trace import RankTrace, replay
+from mtp_bench.trace import RankTrace
 
 Kind = Literal["static", "dynamic", "chain"]
 KINDS: tuple[Kind, ...] = ("static", "dynamic", "chain")
@@ -78,7 +79,7 @@ class Question:
 
     def value(self, topology: Topology) -> float:
         """Replayed tokens per second of each sequence, or tokens per step without a cost or by the objective."""
-        tokens = replay(self.trace, topology).tokens_per_step
+        tokens = replay_once(self.trace, topology).tokens_per_step
         if self.cost is None or self.objective != SPEED:
             return tokens
         return 1e3 * tokens / self.cost.topology_ms(topology, batch=self.batch, context=self.context)

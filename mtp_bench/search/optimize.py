@@ -135,7 +135,7 @@ def optimize(
     """
     source: Source
     if isinstance(acceptance, RankTrace):
-        if acceptance.num_starts == 0:
+        if acceptance.start_weight == 0:
             raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
         source, scored = TrieSource.from_trace(acceptance), acceptance
     else:
@@ -175,13 +175,20 @@ def optimize(
     )
 
 
-def best_of_kinds(trace: RankTrace, cost: CostTable | None, options: OptimizeOptions) -> BestOfKind:
-    """The best topology of the kinds asked for, N = 0 among the static ones, without all that ``optimize`` adds."""
+def best_of_kinds(
+    trace: RankTrace, cost: CostTable | None, options: OptimizeOptions, *, drafting: bool = False
+) -> BestOfKind | None:
+    """The best topology of the kinds asked for, without all that ``optimize`` adds.
+
+    N = 0 is among the static ones, unless ``drafting``: then at least one node, however slow; None if there is no such.
+    """
     exact = exact_search(
         TrieSource.from_trace(trace), cost, max_nodes=options.budget, max_depth=options.max_depth,
         context=options.context, batch=options.batch, objective=options.objective,
     )  # fmt: skip
-    found, _ = _kinds(trace, cost, exact, options)
+    if drafting and len(exact.curve) == 1:
+        return None
+    found, _ = _kinds(trace, cost, exact.drafting() if drafting else exact, options)
     return found[0]
 
 

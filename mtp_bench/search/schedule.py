@@ -1,44 +1,31 @@
 """The best topology for every batch size, and the schedule an engine would follow: one topology per range of sizes.
 
-At a larger batch the same rows cost more, so fewer nodes pay, and at last none. A schedule changes its topology only
-where the paired interval says that the one in use is really slower than the best there: what is a tie on these prompts
-is no reason to switch.
+At a larger batch the same rows cost more, so fewer nodes pay, and at last none. A topology may serve a size unless the
+paired interval says that it is really slower than the best one there: what is a tie on these prompts is no reason to
+switch. Of all ways to cut the sizes into ranges the schedule is the one with the fewest ranges, then the least speed
+given up, then the fewest nodes. That is a property of the sizes together, not of a walk over them, so there is no
+direction in which it could lag behind (no hysteresis).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
-from mtp_bench.search.optimize import OptimizeOptions, best_of_kinds
+from mtp_bench.search.cells import Cell, find_cell, known_batches
+from mtp_bench.search.evaluate import evaluate_all
+from mtp_bench.search.optimize import OptimizeOptions
 from mtp_bench.topology import StaticTree, Topology, name_of
 from mtp_bench.trace import RankTrace
 
-NO_TREE = StaticTree(())
-
-
-@dataclass(frozen=True, eq=False)
-class Cell:
-    """The best topology at one batch size; ``evaluation`` is its replay, per sequence."""
-
-    batch: int
-    topology: Topology
-    evaluation: Evaluation
-    measured: bool
-
-    @property
-    def speculates(self) -> bool:
-        """Whether anything is drafted."""
-        return self.topology.num_nodes > 0
-
-    def document(self) -> dict[str, Any]:
-        """For ``schedule.json``."""
-        figures = self.evaluation.document()
-        return {"batch": self.batch, "name": name_of(self.topology), "measured": self.measured, **figures}
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,39 +88,67 @@ def schedule(trace: RankTrace, cost: CostTable, options: OptimizeOptions, batche
             where="--batch",
             fix=f"run mtp-bench measure-cost with --batch 1,{max(batches)} and give its cost.csv with --cost",
         )
-    every = range(min(batches), max(batches) + 1)
-    cells = [_cell(trace, cost, replace(options, batch=batch, trials=0)) for batch in every]
-    return Schedule(cells, _ranges(trace, cost, options, cells))
+    span = range(min(batches), max(batches) + 1)
+    every = known_batches(cost, span, options.context) or span
+    cells = [find_cell(trace, cost, replace(options, batch=batch)) for batch in every]
+    candidates = list({cell.topology.id: cell.topology for cell in cells}.values())
+    lost = np.array([_lost(trace, cost, options.seed, cell, candidates) for cell in cells]).T
+    nodes = [tree.num_nodes for tree in candidates]
+    ranges = [
+        Range(cells[first].batch, cells[last].batch, candidates[chosen], float(lost[chosen, first : last + 1].max()))
+        for first, last, chosen in join(lost, nodes)
+    ]
+    return Schedule(cells, ranges)
 
 
-def _cell(trace: RankTrace, cost: CostTable, options: OptimizeOptions) -> Cell:
-    best = best_of_kinds(trace, cost, options)
-    topology, evaluation = best.topology, best.evaluation
-    if evaluation.speedup_predicted is None or evaluation.speedup_predicted <= 1:
-        # The best chain or dynamic tree may still be slower than drafting nothing.
-        topology = NO_TREE
-        evaluation = evaluate(NO_TREE, trace, cost, context=options.context, batch=options.batch, seed=options.seed)
-    return Cell(options.batch, topology, evaluation, options.batch in cost.batches)
+class Span(NamedTuple):
+    """Cells ``first`` to ``last`` (indices), served by one candidate."""
+
+    first: int
+    last: int
+    candidate: int
 
 
-def _ranges(trace: RankTrace, cost: CostTable, options: OptimizeOptions, cells: Sequence[Cell]) -> list[Range]:
-    ranges = [Range(cells[0].batch, cells[0].batch, cells[0].topology, 0.0)]
-    for cell in cells[1:]:
-        current = ranges[-1]
-        lost = _lost(trace, cost, options, cell, current.topology)
-        if lost is None:
-            ranges.append(Range(cell.batch, cell.batch, cell.topology, 0.0))
+def join(lost: Floats, num_nodes: Sequence[int]) -> list[Span]:
+    """Cut the cells into spans of one candidate each: fewest spans, then least loss in sum, then fewest nodes in sum.
+
+    Args:
+        lost: float64 [candidates, cells], share of the best speed given up; inf where a candidate may not serve.
+            Every cell must have a candidate that may.
+        num_nodes: of each candidate.
+    """
+    cells = lost.shape[1]
+    best: list[tuple[int, float, int]] = [(0, 0.0, 0)]  # for the cells before each one: spans, loss, nodes
+    came: list[Span] = []
+    for end in range(1, cells + 1):
+        options = []
+        for candidate in np.flatnonzero(np.isfinite(lost[:, end - 1])).tolist():
+            for first in range(end - 1, -1, -1):
+                if not math.isfinite(lost[candidate, first]):
+                    break
+                loss = float(lost[candidate, first:end].sum())
+                spans, before, nodes = best[first]
+                score = (spans + 1, round(before + loss, 12), nodes + num_nodes[candidate] * (end - first))
+                options.append((score, Span(first, end - 1, candidate)))
+        score, span = min(options)
+        best.append(score)
+        came.append(span)
+    found = [came[-1]]
+    while found[-1].first > 0:
+        found.append(came[found[-1].first - 1])
+    return found[::-1]
+
+
+def _lost(trace: RankTrace, cost: CostTable, seed: int, cell: Cell, candidates: Sequence[Topology]) -> list[float]:
+    """Share of the best speed at the cell that each candidate gives up there; inf where it is really slower."""
+    place: dict[str, Any] = {"context": cell.context, "batch": cell.batch, "seed": seed}
+    others = evaluate_all([cell.topology, *candidates], trace, cost, **place)[1:]
+    lost = []
+    for tree, one in zip(candidates, others, strict=True):
+        if tree.id == cell.topology.id:
+            lost.append(0.0)
+        elif one.speed_ratio is None or one.speed_ratio.high < 1:
+            lost.append(math.inf)
         else:
-            ranges[-1] = replace(current, last=cell.batch, speed_lost=max(current.speed_lost, lost))
-    return ranges
-
-
-def _lost(trace: RankTrace, cost: CostTable, options: OptimizeOptions, cell: Cell, current: Topology) -> float | None:
-    """Share of the best speed that ``current`` gives up at the cell's batch; None where it is really slower."""
-    if current.id == cell.topology.id:
-        return 0.0
-    place: dict[str, Any] = {"context": options.context, "batch": cell.batch, "seed": options.seed}
-    ratio = evaluate_all([cell.topology, current], trace, cost, **place)[1].speed_ratio
-    if ratio is None or ratio.high < 1:
-        return None
-    return max(0.0, 1 - ratio.value)
+            lost.append(max(0.0, 1 - one.speed_ratio.value))
+    return lost

@@ -28,7 +28,7 @@ class _Level(NamedTuple):
 
     parent: Ints  # index into the level above
     rank: Ints
-    hits: Ints
+    hits: Floats  # rows that hold the path, each counted by its prompt's weight
     place: Ints  # 0 for the most frequent child of its parent, 1 for the next, ...
 
 
@@ -38,13 +38,13 @@ class TrieSource:
 
     Args:
         levels: one per depth.
-        num_starts: the denominator.
+        num_starts: the denominator, weighted likewise.
         max_depth: the trace's depth, which may exceed the number of levels.
         max_rank: largest rank the trace looked for.
     """
 
     levels: tuple[_Level, ...]
-    num_starts: int
+    num_starts: float
     max_depth: int
     max_rank: int
 
@@ -55,7 +55,7 @@ class TrieSource:
         Raises:
             InputError: no prompt is longer than one token.
         """
-        if trace.num_starts == 0:
+        if trace.start_weight == 0:
             raise InputError("the trace holds no position a step could start at", where="trace", fix="record more text")
         levels: list[_Level] = []
         node = np.zeros(trace.num_positions, dtype=np.int64)
@@ -65,10 +65,11 @@ class TrieSource:
             alive, node, ranks = alive[ranks != MISS], node[ranks != MISS], ranks[ranks != MISS]
             if not alive.size:
                 break
-            codes, node, counts = np.unique(node * trace.top_k + ranks, return_inverse=True, return_counts=True)
+            codes, node = np.unique(node * trace.top_k + ranks, return_inverse=True)
+            counts = np.bincount(node, weights=trace.row_weights[alive], minlength=len(codes))
             parent, rank = np.divmod(codes, trace.top_k)
             levels.append(_Level(parent, rank, counts, _places(parent, counts)))
-        return cls(tuple(levels), trace.num_starts, trace.depth, trace.top_k - 1)
+        return cls(tuple(levels), trace.start_weight, trace.depth, trace.top_k - 1)
 
     @property
     def max_children(self) -> int:
@@ -123,7 +124,7 @@ class TrieSource:
         return node
 
 
-def _places(parent: Ints, counts: Ints) -> Ints:
+def _places(parent: Ints, counts: Floats) -> Ints:
     """Place of each child among its siblings by falling count, ties by rank; ``parent`` ascends."""
     order = np.lexsort((-counts, parent))
     first = np.searchsorted(parent, parent)

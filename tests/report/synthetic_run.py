@@ -13,7 +13,10 @@ from mtp_bench.decode.bench import ENGINE_BASELINE
 from mtp_bench.decode.throughput import ThroughputRow
 from mtp_bench.profile.costs import StepCost
 from mtp_bench.profile.throughput import throughput_document
+from mtp_bench.search.operating_range import operating_range
 from mtp_bench.search.optimize import OptimizeOptions, optimize
+from mtp_bench.search.pareto import pareto
+from mtp_bench.search.schedule import schedule
 from mtp_bench.topology import StaticTree, TopologyDocument, chain
 from mtp_bench.trace import AcceptanceTable, RankTrace, batch_passes, replay
 
@@ -56,6 +59,23 @@ def make_points() -> list[CostPoint]:
 
 def _point(component: str, context: int, ms: float, *, rows: int = 0, depth: int = 0) -> CostPoint:
     return CostPoint(component, "cpu", "bfloat16", 1, rows, context, depth, ms, 0.97 * ms, 1.04 * ms, 15)
+
+
+def make_ranges(trace: RankTrace) -> dict[str, dict[str, Any]]:
+    """``schedule.json``, ``operating_range.json`` and ``pareto.json`` on costs that grow with the batch."""
+    places = [(batch, context) for batch in (1, 4, 16) for context in (256, 1024)]
+    cost = CostTable(
+        tuple(
+            CostPoint("verify", "cpu", "bfloat16", batch, rows, context, 0, max(40.0, 1.5 * batch * rows) + context / 200)
+            for batch, context in places for rows in (1, 2, 4, 8, 16, 32)
+        )
+    )  # fmt: skip
+    options = OptimizeOptions(budget=15, context=256, trials=10)
+    return {
+        "schedule": schedule(trace, cost, options, (1, 16)).document(),
+        "operating_range": operating_range(trace, cost, options, (1, 4, 16), (256, 600)).document(),
+        "pareto": pareto(trace, cost, options, (1, 4, 16)).document(),
+    }
 
 
 def make_optimize(trace: RankTrace, cost: CostTable, max_nodes: int = 63) -> dict[str, Any]:
@@ -164,7 +184,7 @@ def write_run(folder: Path, *, max_nodes: int = 63, name: str = "<b>small & odd<
         "environment": {"cpu": {"name": "some CPU", "cores": 2}, "versions": {"torch": "2.13"}},
     }
     throughput = make_throughput(trace, cost, {ENGINE_BASELINE: chain(0), "chain:4": chain(4), "best": best})
-    documents = {"optimize": found, "bench": summary, "throughput": throughput, "run": manifest}
+    documents = {"optimize": found, "bench": summary, "throughput": throughput, "run": manifest, **make_ranges(trace)}
     for file, document in documents.items():
         (folder / f"{file}.json").write_text(json.dumps(document))
     make_training(folder)

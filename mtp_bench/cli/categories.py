@@ -13,6 +13,7 @@ from mtp_bench.errors import InputError
 
 if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
+    from mtp_bench.search.optimize import OptimizeOptions
     from mtp_bench.topology import Topology
 
 
@@ -49,27 +50,25 @@ def weigh(measured: Measured, weights: dict[str, float]) -> Measured:
         raise InputError(
             "an acceptance table knows no categories", where="--weight", fix="search on a profiled run or a trace.npz"
         )
-    return replace(measured, acceptance=measured.acceptance.weighted(weights))
+    provenance = measured.provenance | {"category_weights": weights}
+    return replace(measured, acceptance=measured.acceptance.weighted(weights), provenance=provenance)
 
 
-def compared_with_unweighted(
-    measured: Measured, chosen: Topology, *, budget: int, max_depth: int | None, context: int | None, batch: int,
-    objective: str, seed: int,
-) -> list[dict[str, Any]]:  # fmt: skip
-    """By category, the replay of ``chosen`` beside the best static tree of all prompts counted alike."""
+def compared_with_unweighted(measured: Measured, chosen: Topology, options: OptimizeOptions) -> list[dict[str, Any]]:
+    """By category, the replay of ``chosen`` beside the best topology of all prompts counted alike."""
     from mtp_bench.search.categories import compare_categories
-    from mtp_bench.search.exact import exact_search
-    from mtp_bench.search.trie import TrieSource
+    from mtp_bench.search.optimize import best_of_kinds
     from mtp_bench.trace import RankTrace
 
     assert isinstance(measured.acceptance, RankTrace)
     plain = replace(measured.acceptance, weights=None)
-    cost = measured.cost if objective == "speed" else None
-    place: dict[str, Any] = {"context": context, "batch": batch}
-    reference = exact_search(
-        TrieSource.from_trace(plain), cost, max_nodes=budget, max_depth=max_depth, objective=objective, **place
-    ).tree
-    return [one.document() for one in compare_categories(plain, cost, chosen, reference, seed=seed, **place)]
+    reference = best_of_kinds(plain, measured.cost, replace(options, trials=0))
+    assert reference is not None  # only a search that must draft can find nothing
+    cost = measured.cost if options.objective == "speed" else None
+    lines = compare_categories(
+        plain, cost, chosen, reference.topology, context=options.context, batch=options.batch, seed=options.seed
+    )
+    return [one.document() for one in lines]
 
 
 def print_categories(lines: list[dict[str, Any]]) -> None:
@@ -96,6 +95,7 @@ def worst_category_and_write(
     """Maximise the slowest category's speed, print, and write topology.json and (in a run folder) optimize.json."""
     from mtp_bench.files import write_json
     from mtp_bench.search.evaluate import evaluate
+    from mtp_bench.search.optimize import OptimizeOptions
     from mtp_bench.search.worst_category import held_out_worst, worst_category, worst_category_optuna
     from mtp_bench.topology import TopologyDocument
     from mtp_bench.trace import RankTrace
@@ -110,10 +110,10 @@ def worst_category_and_write(
     limits: dict[str, Any] = {"max_nodes": budget, "max_depth": max_depth, "context": context, "batch": batch}
     found = worst_category(trace, cost, **limits)
     winner = evaluate(found.tree, trace, cost, context=context, batch=batch, seed=seed)
-    lines = compared_with_unweighted(
-        measured, found.tree, budget=budget, max_depth=max_depth, context=context, batch=batch, seed=seed,
-        objective="tokens" if cost is None else "speed",
-    )  # fmt: skip
+    question = OptimizeOptions(
+        budget, max_depth, context, batch, "tokens" if cost is None else "speed", kind="static", seed=seed
+    )
+    lines = compared_with_unweighted(measured, found.tree, question)
     place = {"budget": budget, "context": context, "batch": batch}
     document: dict[str, Any] = {"objective": "worst-category", **place, **winner.document(), "kind": "static"}
     document |= {"worst_category": found.document(), "categories": lines, "optuna_worst_category": None}

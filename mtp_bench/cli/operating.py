@@ -28,6 +28,7 @@ def schedule_and_write(
     options = OptimizeOptions(context=context, **wanted)
     found = schedule(trace, cost, options, batches)
     document = {"schema": "mtp-bench/schedule", "version": 1, "context": context, **wanted, **found.document()}
+    document |= _weights(measured)
     document |= _sharing(trace, cost, options, [(batch, context) for batch in batches])
     _write(document, out or (measured.run.schedule if measured.run else None), write_schedule)
     _print_cells([cell for cell in document["cells"] if cell["batch"] in batches])
@@ -48,6 +49,7 @@ def range_and_write(
     options = OptimizeOptions(**wanted)
     found = operating_range(trace, cost, options, batches, contexts)
     document = {"schema": "mtp-bench/operating-range", "version": 1, **wanted, **found.document()}
+    document |= _weights(measured)
     document |= _sharing(trace, cost, options, [(cell.batch, cell.context) for cell in found.cells])
     _write(document, out or (measured.run.operating_range if measured.run else None), write_operating_range)
     _print_cells(document["cells"])
@@ -70,6 +72,7 @@ def pareto_and_write(
     found = pareto(trace, cost, OptimizeOptions(context=context, trials=trials, **wanted), batches)
     place = {"objective": "pareto", "batches": list(batches), "context": context}
     document = {"schema": "mtp-bench/pareto", "version": 1, **place, **wanted, **found.document()}
+    document |= _weights(measured)
     _write(document, out or (measured.run.pareto if measured.run else None), write_pareto)
     _print_front(document)
     return document
@@ -85,6 +88,12 @@ def _needed(measured: Measured, what: str) -> tuple[RankTrace, CostTable]:
             fix="give --profile, and --cost with the cost.csv of mtp-bench measure-cost --batch 1,4,8",
         )
     return measured.acceptance, measured.cost
+
+
+def _weights(measured: Measured) -> dict[str, Any]:
+    """What the categories were weighted with, if they were."""
+    weights = measured.provenance.get("category_weights")
+    return {"weights": weights} if weights else {}
 
 
 def _write(document: dict[str, Any], path: Path | None, draw: Any) -> None:

@@ -140,12 +140,8 @@ def search_and_write(
         )
     document = found.document()
     if weights:
-        asked = found.options
         document |= {"weights": weights, "maximised": f"{chosen}, prompts weighted by category"}
-        document["categories"] = compared_with_unweighted(
-            measured, found.topology, budget=asked.budget, max_depth=asked.max_depth, context=asked.context,
-            batch=asked.batch, objective=chosen, seed=asked.seed,
-        )  # fmt: skip
+        document["categories"] = compared_with_unweighted(measured, found.topology, found.options)
     topology = out or (measured.run.topology if measured.run else None)
     if topology is not None:
         _write_topology(topology, found, measured)

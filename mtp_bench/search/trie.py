@@ -66,7 +66,8 @@ class TrieSource:
             if not alive.size:
                 break
             codes, node = np.unique(node * trace.top_k + ranks, return_inverse=True)
-            counts = np.bincount(node, weights=trace.row_weights[alive], minlength=len(codes))
+            hits = np.bincount(node, weights=trace.row_weights[alive], minlength=len(codes))
+            counts = np.asarray(hits, dtype=np.float64)
             parent, rank = np.divmod(codes, trace.top_k)
             levels.append(_Level(parent, rank, counts, _places(parent, counts)))
         return cls(tuple(levels), trace.start_weight, trace.depth, trace.top_k - 1)

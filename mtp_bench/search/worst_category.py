@@ -151,7 +151,7 @@ def worst_category_optuna(
     trees: dict[int, StaticTree] = {}
 
     def objective(trial: Any) -> float:
-        weights = np.array([trial.suggest_float(f"weight_{name}", 0.01, 1.0) for name in problem.trie.names])
+        weights = np.array([trial.suggest_float(f"weight_{name}", 1e-3, 1.0, log=True) for name in problem.trie.names])
         found = problem.exact(weights / weights.sum())
         nodes = trial.suggest_int("num_nodes", 1, max(problem.max_nodes, 1), log=True)
         depth = trial.suggest_int("depth", 0, found.max_depth)

@@ -59,6 +59,9 @@ def test_a_front_with_its_files(files: list[str], tmp_path: Path, capsys: pytest
     assert [one["batch"] for one in found["front"]] == [16, 1]
     assert 0 < found["optuna"]["hypervolume_share"] <= 1 + 1e-12
     assert (out.parent / "plots" / "pareto.csv").is_file()
+    assert "weights" not in found
+    assert run([*files, *arguments, "--weight", "c=4", "--out", str(out), "--json"]) == 0
+    assert document(capsys)["weights"] == {"c": 4}
 
 
 def test_weights_change_the_question_and_say_so(files: list[str], tmp_path: Path, capsys) -> None:
@@ -70,6 +73,8 @@ def test_weights_change_the_question_and_say_so(files: list[str], tmp_path: Path
     exact = exact_search(weighted, cost, max_nodes=15, context=512)
     assert found["static"]["paths"] == [list(path) for path in exact.tree.paths]
     assert found["maximised"] == "speed, prompts weighted by category"
+    assert json.loads((tmp_path / "top.json").read_text())["profile"]["category_weights"] == {"a": 20, "b": 0.1}
+    assert run(["trees", "validate", str(tmp_path / "top.json")]) == 0
     assert [one["category"] for one in found["categories"]] == ["a", "b", "c"]
     assert found["categories"][0]["gain"]["value"] >= 1 - 1e-9 or found["categories"][0]["gain"]["high"] >= 1
 

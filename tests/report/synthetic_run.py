@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -63,13 +64,11 @@ def _point(component: str, context: int, ms: float, *, rows: int = 0, depth: int
 
 def make_ranges(trace: RankTrace) -> dict[str, dict[str, Any]]:
     """``schedule.json``, ``operating_range.json`` and ``pareto.json`` on costs that grow with the batch."""
-    places = [(batch, context) for batch in (1, 4, 16) for context in (256, 1024)]
-    cost = CostTable(
-        tuple(
-            CostPoint("verify", "cpu", "bfloat16", batch, rows, context, 0, max(40.0, 1.5 * batch * rows) + context / 200)
-            for batch, context in places for rows in (1, 2, 4, 8, 16, 32)
-        )
-    )  # fmt: skip
+    points = []
+    for batch, context, rows in itertools.product((1, 4, 16), (256, 1024), (1, 2, 4, 8, 16, 32)):
+        ms = max(40.0, 1.5 * batch * rows) + context / 200
+        points.append(CostPoint("verify", "cpu", "bfloat16", batch, rows, context, 0, ms))
+    cost = CostTable(tuple(points))
     options = OptimizeOptions(budget=15, context=256, trials=10)
     return {
         "schedule": schedule(trace, cost, options, (1, 16)).document(),

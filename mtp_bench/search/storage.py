@@ -105,7 +105,11 @@ class JournalLock(FileLock):
         """Take the lock and mend the end of the file."""
         taken = super().acquire(wait=wait)
         if taken and self._descriptor is not None:
-            _cut_half_line(self._descriptor)
+            try:
+                _cut_half_line(self._descriptor)
+            except BaseException:
+                self.release()
+                raise
         return taken
 
 
@@ -201,7 +205,7 @@ def _database(url: URL) -> Iterator[BaseStorage]:
                 )
         storage = _connect(url)
         yield storage
-    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError) as error:
+    except (SQLAlchemyError, optuna.exceptions.StorageInternalError, OSError, ImportError) as error:
         what = f"the database cannot be used: {_without_secrets(error, url)}"
         fix = "check the URL and the server; finished trials are kept, run again to go on"
         # Without its cause: the driver's own text may hold the password.

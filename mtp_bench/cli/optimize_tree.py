@@ -38,6 +38,12 @@ def optimize_tree(
     kind: Annotated[
         str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
     ] = "auto",
+    estimator: Annotated[
+        str, typer.Option("--estimator", help="Node values: trie (paths counted), shrunk, refit, or independent.")
+    ] = "trie",
+    independent: Annotated[
+        bool, typer.Option("--independent", help="Short for --estimator independent, as Medusa's script does.")
+    ] = False,
     trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
@@ -54,21 +60,32 @@ def optimize_tree(
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
     batches = options.parse_batches(batch)
+    estimator = _estimator(estimator, independent)
     measured = read_measured(profile, acceptance, cost)
     place = context if context is not None else measured.mean_context if cost is None else None
     if len(batches) > 1:
         document = schedule_and_write(
-            measured, batches, budget=budget, max_depth=max_depth, context=place, kind=kind, seed=seed, out=out
-        )
+            measured, batches, budget=budget, max_depth=max_depth, context=place, kind=kind,
+            estimator=estimator, seed=seed, out=out,
+        )  # fmt: skip
         if json_output:
             emit_json(document)
         return
     _, document = search_and_write(
         measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batches[0],
-        trials=trials, seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
+        trials=trials, seeded=not unseeded, kind=kind, estimator=estimator, storage=storage, seed=seed, out=out,
     )  # fmt: skip
     if json_output:
         emit_json(document)
+
+
+def _estimator(name: str, independent: bool) -> str:
+    from mtp_bench.search.estimators import INDEPENDENT, TRIE, check_estimator
+
+    check_estimator(name)
+    if independent and name not in (TRIE, INDEPENDENT):
+        raise InputError(f"--independent and --estimator {name}", where="--estimator", fix="give one of the two")
+    return INDEPENDENT if independent else name
 
 
 def search_and_write(
@@ -162,6 +179,7 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
 
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:
+    from mtp_bench.cli.robustness import print_robustness
     from mtp_bench.topology import draw
 
     exact, winner = found.exact, found.winner
@@ -185,9 +203,11 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
         held = found.held_out
         line = (
             f"held out (chosen on one half of the prompts, replayed on the other): {held.held_out_tokens_per_step:.3f} "
-            f"tokens_per_step against {held.train_tokens_per_step:.3f} on its own half"
+            f"tokens_per_step against {held.train_tokens_per_step:.3f} on its own half (gap {held.optimism:+.3f})"
         )
         typer.echo(line + (f"; speedup {held.held_out_speedup:.3f}x" if held.held_out_speedup else ""))
+    if found.robustness is not None:
+        print_robustness(found.robustness, found.options.estimator)
     if found.optuna is not None:
         study, result = document["optuna"], found.optuna
         typer.echo(

@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError, MtpBenchError
-from mtp_bench.report import acceptance, budget, costs, history, prediction, sizes, throughput, training, trees
+from mtp_bench.report import acceptance, budget, chosen_size, costs, history, overfit, prediction, sizes, throughput
+from mtp_bench.report import training, trees
 from mtp_bench.report.inputs import RunInputs
 from mtp_bench.topology import Path, StaticTree, chain, resolve
 from mtp_bench.trace import AcceptanceTable
@@ -91,6 +92,16 @@ def _sizes(inputs: RunInputs) -> Plot | None:
     return None if curve is None else Plot("sizes", SIZES, sizes.draw_sizes(curve), curve.export())
 
 
+def _chosen_size(inputs: RunInputs) -> Plot | None:
+    data = chosen_size.chosen_size_data(inputs.optimize or {})
+    return None if data is None else Plot("chosen_size", CHOSEN, chosen_size.draw_chosen_size(data), data.frame)
+
+
+def _overfit(inputs: RunInputs) -> Plot | None:
+    data = overfit.overfit_data(inputs.optimize or {})
+    return None if data is None else Plot("overfit", OVERFIT, overfit.draw_overfit(data), data.frame)
+
+
 def _tree(inputs: RunInputs) -> Plot | None:
     tree = chosen_tree(inputs)
     if tree is None or not tree.num_nodes:
@@ -143,6 +154,8 @@ ACCEPTANCE = "Acceptance by depth and rank"
 CATEGORIES = "Acceptance by category"
 COST = "Cost of a verification pass"
 SIZES = "Tokens per step and speedup by tree size"
+CHOSEN = "How firm the chosen size is"
+OVERFIT = "Train against held-out tokens per step"
 TREE = "The chosen tree"
 PREDICTION = "Predicted against measured speed"
 BUDGET = "Where a step's time goes"
@@ -155,6 +168,8 @@ BUILDERS: tuple[tuple[str, Builder, str], ...] = (
     (BUDGET, _budget, "bench.json with the parts of a step (mtp-bench bench)"),
     (THROUGHPUT, _throughput, "throughput.json (mtp-bench bench --batch 1,4,8)"),
     (SIZES, _sizes, "optimize.json with its curve (mtp-bench optimize-tree)"),
+    (CHOSEN, _chosen_size, "optimize.json with resampled sizes (mtp-bench optimize-tree on a trace)"),
+    (OVERFIT, _overfit, "optimize.json with held-out estimators (mtp-bench optimize-tree on a trace)"),
     (TREE, _tree, "topology.json or optimize.json with a tree of at least one node (mtp-bench optimize-tree)"),
     (ACCEPTANCE, _acceptance, "acceptance.csv or trace.npz (mtp-bench profile)"),
     (CATEGORIES, _categories, "trace.npz with at least two categories (mtp-bench profile)"),

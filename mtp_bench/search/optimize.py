@@ -9,6 +9,7 @@ from typing import Any
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.search.curve import SPEED, CurvePoint
+from mtp_bench.search.estimators import TRIE, Fit, check_table_estimator, fit
 from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
 from mtp_bench.search.exact import ExactResult, exact_search
 from mtp_bench.search.held_out import HeldOut, choose_on_half
@@ -23,8 +24,8 @@ from mtp_bench.search.kinds import (
     wanted_kinds,
 )
 from mtp_bench.search.optuna_search import OptunaResult, optuna_search
+from mtp_bench.search.robustness import Robustness
 from mtp_bench.search.sources import MarginalSource, Source
-from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import AcceptanceTable, RankTrace
 
@@ -40,6 +41,7 @@ class OptimizeOptions:
         trials: Optuna trials, 0 = no study.
         kind: static, dynamic, chain, or auto = the fastest of them.
         seeded: start the study from the exact optimum.
+        estimator: where node values come from, one of :data:`~mtp_bench.search.estimators.ESTIMATORS`.
     """
 
     budget: int = 63
@@ -50,6 +52,7 @@ class OptimizeOptions:
     trials: int = 100
     seeded: bool = True
     kind: str = "auto"
+    estimator: str = TRIE
     storage: str | None = None
     seed: int = 0
 
@@ -64,6 +67,7 @@ class Optimization:
         curve: for each size the best tree's point and its replayed figures (None without a trace).
         kinds: the best of each kind that was asked for, best first; empty without a trace.
         dynamic: the search among dynamic trees, None where they are not known.
+        robustness: how far the choice hangs on the sample and the estimator; None without a trace of a few prompts.
     """
 
     options: OptimizeOptions
@@ -75,6 +79,7 @@ class Optimization:
     curve: list[tuple[CurvePoint, Evaluation | None]]
     kinds: list[BestOfKind]
     dynamic: DynamicSearch | None
+    robustness: Robustness | None = None
 
     @property
     def tree(self) -> StaticTree:
@@ -115,6 +120,8 @@ class Optimization:
             "exact": exact,
             "optuna": None if self.optuna is None else _study(self.optuna),
             "held_out": None if self.held_out is None else self.held_out.document(),
+            "estimator": self.options.estimator,
+            **({} if self.robustness is None else self.robustness.document()),
         }
 
 
@@ -130,14 +137,6 @@ def optimize(
     Raises:
         InputError: speed is asked for without costs, or the trace is empty.
     """
-    source: Source
-    if isinstance(acceptance, RankTrace):
-        if acceptance.num_starts == 0:
-            raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
-        source, scored = TrieSource.from_trace(acceptance), acceptance
-    else:
-        source = MarginalSource(acceptance.per_rank)
-        scored = source  # type: ignore[assignment]
     common: dict[str, Any] = {
         "max_nodes": options.budget,
         "max_depth": options.max_depth,
@@ -145,16 +144,28 @@ def optimize(
         "batch": options.batch,
         "objective": options.objective,
     }
-    exact = exact_search(source, cost, **common)
+    source: Source
+    scored: RankTrace | Source
+    found: Fit | None = None
+    if isinstance(acceptance, RankTrace):
+        if acceptance.num_starts == 0:
+            raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
+        found = fit(options.estimator, acceptance, cost, **common)
+        source, exact, scored = found.source, found.exact, acceptance
+    else:
+        check_table_estimator(options.estimator)
+        source = scored = MarginalSource(acceptance.per_rank)
+        exact = exact_search(source, cost, **common)
     study = None
     if options.trials:
         study = optuna_search(
             source, cost, trials=options.trials, seed=options.seed, seeded=options.seeded, storage=options.storage,
             on_trial=on_trial, **common,
         )  # fmt: skip
-    held_out = None
-    if isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
-        held_out = choose_on_half(acceptance, cost, seed=options.seed, **common)
+    held_out = robustness = None
+    if found is not None and isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
+        held_out = choose_on_half(acceptance, cost, estimator=options.estimator, seed=options.seed, **common)
+        robustness = Robustness.of(found, acceptance, cost, seed=options.seed, **common)
     places: dict[str, Any] = {"context": options.context, "batch": options.batch, "seed": options.seed}
     points = exact.curve.best_by_size(options.objective)
     replays: list[Evaluation | None] = [None] * len(points)
@@ -169,15 +180,16 @@ def optimize(
         evaluate(exact.tree_of(exact.band.smallest), scored, cost, **places),
         list(zip(points, replays, strict=True)),
         *_kinds(acceptance, cost, exact, options),
+        robustness,
     )
 
 
 def best_of_kinds(trace: RankTrace, cost: CostTable | None, options: OptimizeOptions) -> BestOfKind:
     """The best topology of the kinds asked for, N = 0 among the static ones, without all that ``optimize`` adds."""
-    exact = exact_search(
-        TrieSource.from_trace(trace), cost, max_nodes=options.budget, max_depth=options.max_depth,
+    exact = fit(
+        options.estimator, trace, cost, max_nodes=options.budget, max_depth=options.max_depth,
         context=options.context, batch=options.batch, objective=options.objective,
-    )  # fmt: skip
+    ).exact  # fmt: skip
     found, _ = _kinds(trace, cost, exact, options)
     return found[0]
 

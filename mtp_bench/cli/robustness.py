@@ -1,0 +1,68 @@
+"""What ``optimize-tree`` prints about its estimators and about how firm the chosen size is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from mtp_bench.search.chosen_size import ChosenSizes
+    from mtp_bench.search.comparison import Compared
+    from mtp_bench.search.refit import Refit
+    from mtp_bench.search.robustness import Robustness
+
+
+def print_robustness(found: Robustness, estimator: str) -> None:
+    """The estimators' table, the rounds of a refit, and the line on the chosen size."""
+    _print_estimators(found.estimators, estimator)
+    if found.refit is not None:
+        typer.echo(f"refit: {_rounds(found.refit)}")
+    if found.sizes is not None:
+        typer.echo(_sizes(found.sizes))
+
+
+def _print_estimators(compared: list[Compared], estimator: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "estimator", "N", "depth", "own estimate", "replay", "train", "held out", "gap", "held out - trie's", "speed"
+    )
+    for one in compared:
+        difference, ratio = one.held_out_difference, one.held_out_speed_ratio
+        table.add_row(
+            one.estimator + (" *" if one.estimator == estimator else ""),
+            str(one.num_nodes),
+            str(one.depth),
+            f"{one.tokens_per_step_estimated:.3f} ({100 * one.estimate_error:+.1f}%)",
+            f"{one.tokens_per_step:.3f}",
+            f"{one.train_tokens_per_step:.3f}",
+            f"{one.held_out_tokens_per_step:.3f}",
+            f"{one.optimism:+.3f}",
+            "" if difference is None else f"{difference.value:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]",
+            "" if ratio is None else f"{ratio.value:.3f} [{ratio.low:.3f}, {ratio.high:.3f}]",
+        )
+    Console(width=150, highlight=False).print(table)
+    typer.echo(
+        "tokens_per_step by estimator (* = searched with); own estimate: what it promises, against its tree's replay; "
+        "train and held out: chosen on half of the prompts; speed: held out, over the trie's"
+    )
+
+
+def _rounds(found: Refit) -> str:
+    said = [
+        f"{'all positions' if place == 0 else f'round {place}'}: {one.num_nodes} nodes, "
+        f"{one.tokens_per_step:.3f} tokens_per_step" + (f", {one.tokens_per_s:.2f} tokens/s" if one.tokens_per_s else "")
+        for place, one in enumerate(found.rounds)
+    ]
+    return "; ".join(said) + f"; kept: {'all positions' if found.best == 0 else f'round {found.best}'}"
+
+
+def _sizes(found: ChosenSizes) -> str:
+    low, high = found.num_nodes_ci
+    return (
+        f"chosen size: {found.resamples} resamples of the prompts (seed {found.seed}) choose {found.best} nodes again "
+        f"in {100 * found.same_size:.0f}%, a size within 1% of it in {100 * found.within_band:.0f}%, "
+        f"{low} to {high} nodes in 95%; 95% of their sizes cost at most {100 * found.loss_95:.1f}% here"
+    )

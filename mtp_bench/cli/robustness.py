@@ -51,12 +51,12 @@ def _print_estimators(compared: list[Compared], estimator: str) -> None:
 
 
 def _rounds(found: Refit) -> str:
-    said = [
-        f"{'all positions' if place == 0 else f'round {place}'}: {one.num_nodes} nodes, "
-        f"{one.tokens_per_step:.3f} tokens_per_step" + (f", {one.tokens_per_s:.2f} tokens/s" if one.tokens_per_s else "")
-        for place, one in enumerate(found.rounds)
-    ]
-    return "; ".join(said) + f"; kept: {'all positions' if found.best == 0 else f'round {found.best}'}"
+    names = ["all positions", *(f"round {place}" for place in range(1, len(found.rounds)))]
+    said = []
+    for name, one in zip(names, found.rounds, strict=True):
+        speed = f", {one.tokens_per_s:.2f} tokens/s" if one.tokens_per_s else ""
+        said.append(f"{name}: {one.num_nodes} nodes, {one.tokens_per_step:.3f} tokens_per_step{speed}")
+    return "; ".join(said) + f"; kept: {names[found.best]}"
 
 
 def _sizes(found: ChosenSizes) -> str:

@@ -1,4 +1,4 @@
-"""How often each size was chosen when the prompts were resampled, below the speedup curve that the choice is made on."""
+"""How often each size was chosen when the prompts were resampled, below the speedup curve it was chosen on."""
 
 from __future__ import annotations
 

@@ -18,7 +18,9 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from mtp_bench.report import style
 
-COLUMNS = ("estimator", "num_nodes", "train_tokens_per_step", "held_out_tokens_per_step", "gap", "held_out_gain_percent")
+COLUMNS = (
+    "estimator", "num_nodes", "train_tokens_per_step", "held_out_tokens_per_step", "gap", "held_out_gain_percent",
+)  # fmt: skip
 LOOKS = {"trie": style.BLUE, "shrunk": style.GREEN, "refit": style.VERMILLION, "independent": style.ORANGE}
 
 

@@ -11,8 +11,19 @@ from matplotlib.figure import Figure
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError, MtpBenchError
-from mtp_bench.report import acceptance, budget, chosen_size, costs, history, overfit, prediction, sizes, throughput
-from mtp_bench.report import training, trees
+from mtp_bench.report import (
+    acceptance,
+    budget,
+    chosen_size,
+    costs,
+    history,
+    overfit,
+    prediction,
+    sizes,
+    throughput,
+    training,
+    trees,
+)
 from mtp_bench.report.inputs import RunInputs
 from mtp_bench.topology import Path, StaticTree, chain, resolve
 from mtp_bench.trace import AcceptanceTable

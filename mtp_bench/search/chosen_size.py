@@ -6,7 +6,6 @@ the sizes chosen are all within 1% of the best, and worth knowing where they are
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,5 +111,5 @@ def chosen_sizes(
 
 
 def _counts(values: Ints, name: str) -> list[dict[str, int]]:
-    found: Iterable[tuple[int, int]] = zip(*(part.tolist() for part in np.unique(values, return_counts=True)), strict=True)
-    return [{name: value, "times": times} for value, times in found]
+    found, times = np.unique(values, return_counts=True)
+    return [{name: value, "times": count} for value, count in zip(found.tolist(), times.tolist(), strict=True)]

@@ -14,9 +14,7 @@ from mtp_bench.trace import RankTrace
 from mtp_bench.trace.ranks import MISS
 
 
-def marginal_rates(
-    trace: RankTrace, prompt_weights: npt.NDArray[np.int64] | None = None
-) -> npt.NDArray[np.float64]:
+def marginal_rates(trace: RankTrace, prompt_weights: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
     """float64 [D, K]: P(depth d hits at rank r), whatever happened before; ``marginal_hit_rate`` of acceptance.csv.
 
     Args:

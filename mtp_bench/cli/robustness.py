@@ -11,32 +11,55 @@ if TYPE_CHECKING:
     from mtp_bench.search.comparison import Compared
     from mtp_bench.search.refit import Refit
     from mtp_bench.search.robustness import Robustness
+    from mtp_bench.trace import Interval
+
+
+FIRST = "trie"  # what the others are compared with
 
 
 def print_robustness(found: Robustness, estimator: str) -> None:
     """The estimators' table, the rounds of a refit, and the line on the chosen size."""
     _print_estimators(found.estimators, estimator)
+    better = _faster(found.estimators) if estimator == FIRST else None
+    if better is not None:
+        name, ratio = better
+        gain, low, high = (100 * (value - 1) for value in (ratio.value, *ratio.bounds))
+        typer.echo(
+            f"held out, {name} is faster than {FIRST} by {gain:.1f}% [{low:.1f}, {high:.1f}]: try --estimator {name}"
+        )
     if found.refit is not None:
         typer.echo(f"refit: {_rounds(found.refit)}")
     if found.sizes is not None:
         typer.echo(_sizes(found.sizes))
 
 
+def _faster(compared: list[Compared]) -> tuple[str, Interval] | None:
+    """The estimator whose tree replays faster than the first one's here, and for certain does so held out."""
+    here = compared[0].tokens_per_s
+    found = [
+        (one.estimator, one.held_out_speed_ratio)
+        for one in compared
+        if one.held_out_speed_ratio is not None and one.tokens_per_s is not None and here is not None
+        if one.held_out_speed_ratio.low > 1 and one.tokens_per_s > here
+    ]
+    return max(found, key=lambda one: one[1].value, default=None)
+
+
 def _print_estimators(compared: list[Compared], estimator: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        "estimator", "N", "depth", "own estimate", "replay", "train", "held out", "gap", "held out - trie's", "speed"
-    )
+    headers = ("estimator", "N (halves)", "depth", "own estimate", "replay", "tokens/s", "train", "held out", "gap")
+    table = Table(*headers, "held out - trie's", "its speed")
     for one in compared:
         difference, ratio = one.held_out_difference, one.held_out_speed_ratio
         table.add_row(
             one.estimator + (" *" if one.estimator == estimator else ""),
-            str(one.num_nodes),
+            f"{one.num_nodes} ({one.num_nodes_halves[0]}, {one.num_nodes_halves[1]})",
             str(one.depth),
             f"{one.tokens_per_step_estimated:.3f} ({100 * one.estimate_error:+.1f}%)",
             f"{one.tokens_per_step:.3f}",
+            "" if one.tokens_per_s is None else f"{one.tokens_per_s:.2f}",
             f"{one.train_tokens_per_step:.3f}",
             f"{one.held_out_tokens_per_step:.3f}",
             f"{one.optimism:+.3f}",
@@ -46,7 +69,7 @@ def _print_estimators(compared: list[Compared], estimator: str) -> None:
     Console(width=150, highlight=False).print(table)
     typer.echo(
         "tokens_per_step by estimator (* = searched with); own estimate: what it promises, against its tree's replay; "
-        "train and held out: chosen on half of the prompts; speed: held out, over the trie's"
+        "train and held out: chosen on half of the prompts; its speed: held out, over that of the trie's trees"
     )
 
 

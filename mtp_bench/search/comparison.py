@@ -21,8 +21,10 @@ class Compared:
     Args:
         estimator: its name.
         num_nodes, depth: of its tree.
+        num_nodes_halves: of the trees it chose on the first and on the second half.
         tokens_per_step_estimated: what the estimator itself expects of its tree.
         tokens_per_step: what its tree replays.
+        tokens_per_s: by the replay and the predicted step; None without costs.
         train_tokens_per_step, held_out_tokens_per_step, held_out_tokens_per_step_ci, optimism: see
             :class:`~mtp_bench.search.held_out.HeldOut`.
         held_out_difference: held-out tokens_per_step minus the first estimator's, paired; None for the first.
@@ -32,8 +34,10 @@ class Compared:
     estimator: str
     num_nodes: int
     depth: int
+    num_nodes_halves: tuple[int, int]
     tokens_per_step_estimated: float
     tokens_per_step: float
+    tokens_per_s: float | None
     train_tokens_per_step: float
     held_out_tokens_per_step: float
     held_out_tokens_per_step_ci: tuple[float, float] | None
@@ -72,13 +76,16 @@ def compare_estimators(
         held = choose_on_half(trace, cost, estimator=estimator, seed=seed, **limits)
         difference, ratio = (None, None) if first is None else _paired(first.pool, held.pool, seed)
         first = first or held
+        best, tokens = found.best, replay(trace, found.tree).tokens_per_step
         compared.append(
             Compared(
                 estimator,
-                found.best.num_nodes,
-                found.best.depth,
-                found.best.tokens_per_step,
-                replay(trace, found.tree).tokens_per_step,
+                best.num_nodes,
+                best.depth,
+                (held.trees[0].num_nodes, held.trees[1].num_nodes),
+                best.tokens_per_step,
+                tokens,
+                None if best.step_ms is None else 1e3 * tokens / best.step_ms,
                 held.train_tokens_per_step,
                 held.held_out_tokens_per_step,
                 held.held_out_tokens_per_step_ci,

@@ -73,6 +73,8 @@ def test_the_comparison_repeats_each_estimators_own_figures():
         held = choose_on_half(trace, COST, estimator=one.estimator, seed=5, **limits)
         assert (one.num_nodes, one.depth) == (found.best.num_nodes, found.best.depth)
         assert one.tokens_per_step == replay(trace, found.tree).tokens_per_step
+        assert one.num_nodes_halves == tuple(tree.num_nodes for tree in held.trees)
+        assert one.tokens_per_s == pytest.approx(1e3 * one.tokens_per_step / COST.step_ms(found.tree.rows))
         assert one.estimate_error == pytest.approx(found.best.tokens_per_step / one.tokens_per_step - 1)
         assert one.optimism == held.optimism == one.train_tokens_per_step - one.held_out_tokens_per_step
         if one.estimator == TRIE:

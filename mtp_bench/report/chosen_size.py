@@ -71,7 +71,9 @@ def _draw_curve(axes: Axes, data: ChosenSize) -> None:
     axes.set_title("Predicted speedup by tree size" if name == "speedup" else "Tokens per step by tree size")
     axes.plot(data.frame["num_nodes"], data.frame[name], color=style.GREEN)
     chosen = data.frame[data.frame["num_nodes"] == data.best]
-    axes.plot(chosen["num_nodes"], chosen[name], "*", color=style.VERMILLION, ms=13, mec="white", zorder=5)
+    look: dict[str, Any] = {"color": style.VERMILLION, "ms": 13, "mec": "white", "zorder": 5}
+    axes.plot(chosen["num_nodes"], chosen[name], "*", label=f"chosen on all prompts: {data.best} nodes", **look)
+    axes.legend(loc="lower right")
     axes.set_ylabel(name)
     _shade(axes, data)
 

@@ -85,7 +85,10 @@ def draw_overfit(data: Overfit) -> Figure:
         _sizes(axes, data)
     levels.legend(loc="lower right")
     gains.set_xlabel("nodes (N), logarithmic")
-    style.caption(figure, "Both halves take their turn; pooled. Replayed. Dotted: the chosen size.")
+    style.caption(
+        figure,
+        "Both halves take their turn; pooled, replayed. Dotted: the chosen size; optimize.json has its intervals.",
+    )
     return figure
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,11 @@ import numpy.typing as npt
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.search.exact import ExactResult, exact_search
-from mtp_bench.search.independent import marginal_rates
+from mtp_bench.search.independent import MarginalHits
 from mtp_bench.search.refit import Refit, refit
 from mtp_bench.search.shrunk import ShrunkSource
 from mtp_bench.search.sources import MarginalSource, Source
-from mtp_bench.search.trie import PathIndex
+from mtp_bench.search.trie import PathIndex, TrieSource
 from mtp_bench.trace import RankTrace
 
 TRIE, SHRUNK, REFIT, INDEPENDENT = "trie", "shrunk", "refit", "independent"
@@ -91,14 +92,16 @@ def check_table_estimator(estimator: str) -> None:
 
 def _weigher(estimator: str, trace: RankTrace, rounds: Refit | None) -> Weigh:
     if estimator == INDEPENDENT:
-        return lambda weights: MarginalSource(marginal_rates(trace, weights))
+        hits = MarginalHits.of(trace)
+        return lambda weights: MarginalSource(hits.rates(weights))
     starts = None if rounds is None else rounds.starts
     index = PathIndex.of(trace, room=0 if starts is None else 1)
 
-    def counts(weights: PromptWeights | None) -> npt.NDArray[np.float64 | np.int64 | np.bool_] | None:
-        rows = None if weights is None else weights[trace.prompt_of_row]
-        return starts if rows is None else rows if starts is None else rows * starts
+    @cache
+    def by_prompt() -> PathIndex:
+        return index.by_prompt(trace, starts)
 
-    if estimator == SHRUNK:
-        return lambda weights: ShrunkSource(index.counted(counts(weights)))
-    return lambda weights: index.counted(counts(weights))
+    def counted(weights: PromptWeights | None) -> TrieSource:
+        return index.counted(starts) if weights is None else by_prompt().counted(weights)
+
+    return (lambda weights: ShrunkSource(counted(weights))) if estimator == SHRUNK else counted

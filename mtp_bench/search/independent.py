@@ -7,25 +7,44 @@ trees were made with it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
 from mtp_bench.trace import RankTrace
 from mtp_bench.trace.ranks import MISS
 
+Floats = npt.NDArray[np.float64]
 
-def marginal_rates(trace: RankTrace, prompt_weights: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.float64]:
-    """float64 [D, K]: P(depth d hits at rank r), whatever happened before; ``marginal_hit_rate`` of acceptance.csv.
+
+@dataclass(frozen=True, eq=False)
+class MarginalHits:
+    """Hits by depth and rank, whatever happened at the depths before.
 
     Args:
-        trace: the ranks.
-        prompt_weights: int64 [P], how often each prompt counts; once when None. Rates without an observation are 0.
+        hits: float64 [P, D, K], by prompt.
+        rows: float64 [P, D], rows whose text goes on for so many tokens.
     """
-    prompts = np.ones(trace.num_prompts, dtype=np.int64) if prompt_weights is None else prompt_weights
-    rows = prompts[trace.prompt_of_row]
-    rates = np.zeros((trace.depth, trace.top_k))
-    for d in range(trace.depth):
-        hit = np.flatnonzero(trace.ranks[:, d] != MISS)
-        total = int(rows[trace.tokens_left > d].sum())
-        rates[d] = np.bincount(trace.ranks[hit, d], weights=rows[hit], minlength=trace.top_k) / max(total, 1)
-    return rates
+
+    hits: Floats
+    rows: Floats
+
+    @classmethod
+    def of(cls, trace: RankTrace) -> MarginalHits:
+        """Count a trace."""
+        shape = trace.num_prompts, trace.depth, trace.top_k
+        row, depth = np.nonzero(trace.ranks != MISS)
+        cells = np.ravel_multi_index((trace.prompt_of_row[row], depth, trace.ranks[row, depth]), shape)
+        hits = np.bincount(cells, minlength=int(np.prod(shape))).reshape(shape)
+        rows = np.maximum(trace.prompt_lengths[:, None] - np.arange(1, trace.depth + 1), 0)
+        return cls(hits.astype(np.float64), rows.astype(np.float64))
+
+    def rates(self, prompt_weights: npt.NDArray[np.int64] | None = None) -> Floats:
+        """float64 [D, K]: hits / rows, the ``marginal_hit_rate`` of acceptance.csv; 0 without an observation.
+
+        Args:
+            prompt_weights: int64 [P], how often each prompt counts; once when None.
+        """
+        weights = np.ones(len(self.hits)) if prompt_weights is None else prompt_weights.astype(np.float64)
+        return np.asarray(np.tensordot(weights, self.hits, axes=1) / np.maximum(weights @ self.rows, 1)[:, None])

@@ -22,6 +22,7 @@ from mtp_bench.trace.ranks import MISS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64 | np.int64 | np.bool_]
 
 
 class Level(NamedTuple):
@@ -32,28 +33,29 @@ class Level(NamedTuple):
     hits: Floats  # rows that hold the path, by their weights
 
 
-class _Rows(NamedTuple):
-    """The paths of one depth as in :class:`Level`, with the rows that hold them in place of a count."""
+class _Holders(NamedTuple):
+    """The paths of one depth as in :class:`Level`, with who holds them in place of a count."""
 
     parent: Ints
     rank: Ints
-    row: Ints  # rows of the trace that hold any path of this depth
+    holder: Ints  # rows of the trace (or prompts) that hold any path of this depth
     node: Ints  # the path each of them holds
+    times: Floats  # how often
 
 
 @dataclass(frozen=True, eq=False)
 class PathIndex:
-    """The paths of true ranks in a trace and the rows that hold them: found once, counted with any weights.
+    """The paths of true ranks in a trace and the rows (or prompts) that hold them: found once, counted often.
 
     Args:
         levels: one per depth.
-        starts: bool [T], rows a step could start at.
+        starts: float64, by row (or prompt): how many steps could start there.
         max_depth: the trace's depth, which may exceed the number of levels.
         max_rank: largest rank the trace looked for.
     """
 
-    levels: tuple[_Rows, ...]
-    starts: npt.NDArray[np.bool_]
+    levels: tuple[_Holders, ...]
+    starts: Floats
     max_depth: int
     max_rank: int
 
@@ -71,7 +73,7 @@ class PathIndex:
         """
         if trace.num_starts == 0:
             raise InputError("the trace holds no position a step could start at", where="trace", fix="record more text")
-        levels: list[_Rows] = []
+        levels: list[_Holders] = []
         node = np.zeros(trace.num_positions, dtype=np.int64)
         alive = np.arange(trace.num_positions)
         for depth in range(1, trace.depth + 1):
@@ -81,23 +83,41 @@ class PathIndex:
             if not alive.size:
                 break
             codes, node = np.unique(node * trace.top_k + ranks, return_inverse=True)
-            levels.append(_Rows(*np.divmod(codes, trace.top_k), alive, node))
-        return cls(tuple(levels), trace.tokens_left > 0, trace.depth, trace.top_k - 1)
+            levels.append(_Holders(*np.divmod(codes, trace.top_k), alive, node, np.ones(len(node))))
+        return cls(tuple(levels), (trace.tokens_left > 0).astype(np.float64), trace.depth, trace.top_k - 1)
 
-    def counted(self, weights: npt.NDArray[np.float64 | np.int64 | np.bool_] | None = None) -> TrieSource:
-        """The trie with every row counted ``weights[row]`` times (float64, int64 or bool [T]); once, without weights.
+    def by_prompt(self, trace: RankTrace, weights: Weights | None = None) -> PathIndex:
+        """The index of the same paths by prompt: far fewer holders than rows, for counting many resamples.
+
+        Args:
+            trace: the trace that was indexed.
+            weights: [T], how often each row counts within its prompt; once when None.
+        """
+        rows = np.ones(trace.num_positions) if weights is None else np.asarray(weights, dtype=np.float64)
+        prompts = trace.num_prompts
+        levels = []
+        for one in self.levels:
+            codes, entry = np.unique(one.node * prompts + trace.prompt_of_row[one.holder], return_inverse=True)
+            node, prompt = np.divmod(codes, prompts)
+            times = np.bincount(entry, weights=one.times * rows[one.holder])
+            levels.append(_Holders(one.parent, one.rank, prompt, node, times))
+        starts = np.bincount(trace.prompt_of_row, weights=rows * self.starts, minlength=prompts)
+        return PathIndex(tuple(levels), starts, self.max_depth, self.max_rank)
+
+    def counted(self, weights: Weights | None = None) -> TrieSource:
+        """The trie with every row (or prompt) counted as often as ``weights`` says; once, without weights.
 
         Raises:
             InputError: the weights of all rows a step could start at are 0.
         """
-        rows = self.starts.astype(np.float64) if weights is None else np.asarray(weights, dtype=np.float64)
-        num_starts = float(rows[self.starts].sum())
+        often = np.ones(len(self.starts)) if weights is None else np.asarray(weights, dtype=np.float64)
+        num_starts = float(often @ self.starts)
         if not num_starts > 0:
             raise InputError("no row with a weight above 0", where="trace")
-        levels = [
-            Level(one.parent, one.rank, np.bincount(one.node, weights=rows[one.row], minlength=len(one.rank)))
-            for one in self.levels
-        ]
+        levels = []
+        for one in self.levels:
+            hits = np.bincount(one.node, weights=one.times * often[one.holder], minlength=len(one.rank))
+            levels.append(Level(one.parent, one.rank, hits))
         return TrieSource(tuple(levels), num_starts, self.max_depth, self.max_rank)
 
 
@@ -118,9 +138,7 @@ class TrieSource:
     max_rank: int
 
     @classmethod
-    def from_trace(
-        cls, trace: RankTrace, weights: npt.NDArray[np.float64 | np.int64 | np.bool_] | None = None
-    ) -> TrieSource:
+    def from_trace(cls, trace: RankTrace, weights: Weights | None = None) -> TrieSource:
         """Count all paths of all positions; with ``weights`` [T], each row so many times (see :class:`PathIndex`).
 
         Raises:

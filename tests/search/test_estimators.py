@@ -9,7 +9,7 @@ from mtp_bench.errors import InputError
 from mtp_bench.search import TrieSource, choose_on_half, exact_search
 from mtp_bench.search.comparison import compare_estimators, overfit_curve
 from mtp_bench.search.estimators import ESTIMATORS, INDEPENDENT, REFIT, SHRUNK, TRIE, fit
-from mtp_bench.search.independent import marginal_rates
+from mtp_bench.search.independent import MarginalHits
 from mtp_bench.search.optimize import OptimizeOptions, optimize
 from mtp_bench.trace import AcceptanceTable, paired_difference, replay
 
@@ -20,7 +20,7 @@ TOKENS = {"max_nodes": 63, "objective": "tokens"}
 @given(traces())
 def test_marginal_rates_are_those_of_the_acceptance_table(trace):
     measured = AcceptanceTable.from_trace(trace, resamples=1).measured
-    assert marginal_rates(trace) == pytest.approx(np.nan_to_num(measured.marginal_hit_rate))
+    assert MarginalHits.of(trace).rates() == pytest.approx(np.nan_to_num(measured.marginal_hit_rate))
 
 
 @pytest.mark.parametrize("estimator", [TRIE, SHRUNK, INDEPENDENT])

@@ -43,15 +43,16 @@ def test_weighted_rows_count_like_repeated_prompts(trace, times):
     if repeated.num_starts == 0:
         return
     rows = weights[trace.prompt_of_row]
-    weighted, counted = TrieSource.from_trace(trace, rows), TrieSource.from_trace(repeated)
-    assert weighted.num_starts == counted.num_starts
-    paths = [()]
-    while paths:
-        path = paths.pop()
-        assert weighted.children(path) == counted.children(path)
-        paths += [(*path, rank) for rank, _ in counted.children(path)]
-    everything = {"max_nodes": 30, "objective": "tokens"}
-    assert exact_search(weighted, None, **everything).tree == exact_search(counted, None, **everything).tree
+    counted = TrieSource.from_trace(repeated)
+    for weighted in (TrieSource.from_trace(trace, rows), PathIndex.of(trace).by_prompt(trace).counted(weights)):
+        assert weighted.num_starts == counted.num_starts
+        paths = [()]
+        while paths:
+            path = paths.pop()
+            assert weighted.children(path) == counted.children(path)
+            paths += [(*path, rank) for rank, _ in counted.children(path)]
+        everything = {"max_nodes": 30, "objective": "tokens"}
+        assert exact_search(weighted, None, **everything).tree == exact_search(counted, None, **everything).tree
 
 
 @pytest.mark.parametrize("objective", ["speed", "tokens"])

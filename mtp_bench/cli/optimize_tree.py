@@ -44,6 +44,12 @@ def optimize_tree(
     kind: Annotated[
         str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
     ] = "auto",
+    estimator: Annotated[
+        str, typer.Option("--estimator", help="Node values: trie (paths counted), shrunk, refit, or independent.")
+    ] = "trie",
+    independent: Annotated[
+        bool, typer.Option("--independent", help="Short for --estimator independent, as Medusa's script does.")
+    ] = False,
     trials: Annotated[
         int, typer.Option(min=0, help="Optuna trials beside the exact search, over all workers; 0 = none.")
     ] = 100,
@@ -72,10 +78,12 @@ def optimize_tree(
     if objective not in (None, *OBJECTIVES):
         raise InputError(f"objective '{objective}'", where="--objective", fix=f"choose {' or '.join(OBJECTIVES)}")
     batches = options.parse_batches(batch)
+    estimator = _estimator(estimator, independent)
     contexts = options.parse_sizes(context, "--context", "contexts") if context is not None else ()
     weights = parse_weights(weight)
     measured = weigh(read_measured(profile, acceptance, cost), weights)
     place = contexts[0] if contexts else measured.mean_context if cost is None else None
+    kinds: dict[str, Any] = {"kind": kind, "estimator": estimator}
     limits: dict[str, Any] = {"budget": budget, "max_depth": max_depth, "seed": seed, "out": out}
     if objective in ("worst-category", "pareto") or len(batches) > 1 or len(contexts) > 1:
         _check_question(objective, batches, contexts, weights, kind)
@@ -84,13 +92,13 @@ def optimize_tree(
     elif objective == "worst-category":
         document = worst_category_and_write(measured, context=place, batch=batches[0], trials=trials, **limits)
     elif len(contexts) > 1:
-        document = range_and_write(measured, batches, contexts, kind=kind, **limits)
+        document = range_and_write(measured, batches, contexts, **kinds, **limits)
     elif len(batches) > 1:
-        document = schedule_and_write(measured, batches, context=place, kind=kind, **limits)
+        document = schedule_and_write(measured, batches, context=place, **kinds, **limits)
     else:
         _, document = search_and_write(
             measured, objective=objective, context=place, batch=batches[0], trials=trials, seeded=not unseeded,
-            kind=kind, storage=storage, study=study, weights=weights, **limits,
+            storage=storage, study=study, weights=weights, **kinds, **limits,
         )  # fmt: skip
     if json_output:
         emit_json(document)
@@ -117,6 +125,15 @@ def _check_question(
             where="--objective tokens",
             fix="use --objective speed, or one --batch and --context",
         )
+
+
+def _estimator(name: str, independent: bool) -> str:
+    from mtp_bench.search.estimators import INDEPENDENT, TRIE, check_estimator
+
+    check_estimator(name)
+    if independent and name not in (TRIE, INDEPENDENT):
+        raise InputError(f"--independent and --estimator {name}", where="--estimator", fix="give one of the two")
+    return INDEPENDENT if independent else name
 
 
 def search_and_write(
@@ -169,6 +186,7 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:
     from mtp_bench.cli.categories import print_categories
+    from mtp_bench.cli.robustness import print_robustness
     from mtp_bench.topology import draw
 
     exact, winner = found.exact, found.winner
@@ -192,9 +210,11 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
         held = found.held_out
         line = (
             f"held out (chosen on one half of the prompts, replayed on the other): {held.held_out_tokens_per_step:.3f} "
-            f"tokens_per_step against {held.train_tokens_per_step:.3f} on its own half"
+            f"tokens_per_step against {held.train_tokens_per_step:.3f} on its own half (gap {held.optimism:+.3f})"
         )
         typer.echo(line + (f"; speedup {held.held_out_speedup:.3f}x" if held.held_out_speedup else ""))
+    if found.robustness is not None:
+        print_robustness(found.robustness, found.options.estimator)
     if found.optuna is not None:
         study, result = document["optuna"], found.optuna
         typer.echo(

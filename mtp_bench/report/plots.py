@@ -14,9 +14,11 @@ from mtp_bench.errors import InputError, MtpBenchError
 from mtp_bench.report import (
     acceptance,
     budget,
+    chosen_size,
     costs,
     history,
     operating_range,
+    overfit,
     pareto,
     prediction,
     schedule,
@@ -104,6 +106,16 @@ def _sizes(inputs: RunInputs) -> Plot | None:
     return None if curve is None else Plot("sizes", SIZES, sizes.draw_sizes(curve), curve.export())
 
 
+def _chosen_size(inputs: RunInputs) -> Plot | None:
+    data = chosen_size.chosen_size_data(inputs.optimize or {})
+    return None if data is None else Plot("chosen_size", CHOSEN, chosen_size.draw_chosen_size(data), data.frame)
+
+
+def _overfit(inputs: RunInputs) -> Plot | None:
+    data = overfit.overfit_data(inputs.optimize or {})
+    return None if data is None else Plot("overfit", OVERFIT, overfit.draw_overfit(data), data.frame)
+
+
 def _tree(inputs: RunInputs) -> Plot | None:
     tree = chosen_tree(inputs)
     if tree is None or not tree.num_nodes:
@@ -177,6 +189,8 @@ ACCEPTANCE = "Acceptance by depth and rank"
 CATEGORIES = "Acceptance by category"
 COST = "Cost of a verification pass"
 SIZES = "Tokens per step and speedup by tree size"
+CHOSEN = "How firm the chosen size is"
+OVERFIT = "Train against held-out tokens per step"
 TREE = "The chosen tree"
 PREDICTION = "Predicted against measured speed"
 BUDGET = "Where a step's time goes"
@@ -195,6 +209,8 @@ BUILDERS: tuple[tuple[str, Builder, str], ...] = (
     (RANGE, _operating_range, "operating_range.json (mtp-bench optimize-tree --batch 1,4,8 --context 512,4096)"),
     (PARETO, _pareto, "pareto.json (mtp-bench optimize-tree --batch 1,4,8 --objective pareto)"),
     (SIZES, _sizes, "optimize.json with its curve (mtp-bench optimize-tree)"),
+    (CHOSEN, _chosen_size, "optimize.json with resampled sizes (mtp-bench optimize-tree on a trace)"),
+    (OVERFIT, _overfit, "optimize.json with held-out estimators (mtp-bench optimize-tree on a trace)"),
     (TREE, _tree, "topology.json or optimize.json with a tree of at least one node (mtp-bench optimize-tree)"),
     (ACCEPTANCE, _acceptance, "acceptance.csv or trace.npz (mtp-bench profile)"),
     (CATEGORIES, _categories, "trace.npz with at least two categories (mtp-bench profile)"),

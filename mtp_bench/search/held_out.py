@@ -14,8 +14,7 @@ from typing import Any
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.search.curve import SPEED
-from mtp_bench.search.exact import exact_search
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.estimators import TRIE, fit
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import Interval, RankTrace, interval_of, ratio_draws, replay
 from mtp_bench.trace.bootstrap import RESAMPLES
@@ -31,6 +30,7 @@ class HeldOut:
         held_out_tokens_per_step: replayed on the other halves, pooled, with the interval over prompts.
         train_speedup, held_out_speedup: predicted, pooled likewise; None without costs.
         seed: of the split.
+        pool: tokens, steps and time by prompt on the other halves, for paired comparisons.
     """
 
     trees: tuple[StaticTree, StaticTree]
@@ -41,6 +41,7 @@ class HeldOut:
     held_out_speedup: float | None
     held_out_speedup_ci: tuple[float, float] | None
     seed: int
+    pool: Pool
 
     @property
     def optimism(self) -> float:
@@ -49,14 +50,14 @@ class HeldOut:
 
     def document(self) -> dict[str, Any]:
         """The ``held_out`` object of the ``--json`` documents."""
-        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("trees", "seed")}
+        fields = {name: getattr(self, name) for name in self.__slots__ if name not in ("trees", "seed", "pool")}
         document = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
         sizes = [{"num_nodes": tree.num_nodes, "depth": tree.depth} for tree in self.trees]
         return document | {"optimism": self.optimism, "trees": sizes, "seed": self.seed}
 
 
 @dataclass(slots=True)
-class _Pool:
+class Pool:
     """Tokens, steps and milliseconds by prompt, gathered over both directions."""
 
     tokens: list[float]
@@ -64,6 +65,7 @@ class _Pool:
     ms: list[float]
 
     def add(self, trace: RankTrace, tree: StaticTree, step_ms: float | None) -> None:
+        """Replay ``tree`` on all prompts of ``trace``."""
         run = replay(trace, tree)
         tokens, steps = run.counted
         self.tokens += tokens.tolist()
@@ -76,6 +78,7 @@ class _Pool:
         return math.isfinite(sum(self.ms))
 
     def tokens_per_step(self, resamples: int, seed: int) -> tuple[float, Interval | None]:
+        """``sum tokens / sum steps`` with its interval over prompts."""
         value = sum(self.tokens) / sum(self.steps) if sum(self.steps) else 1.0
         return value, interval_of(value, ratio_draws(self.tokens, self.steps, resamples=resamples, seed=seed))
 
@@ -84,6 +87,18 @@ class _Pool:
         plain = [baseline_ms * count for count in self.tokens]
         value = sum(plain) / sum(self.ms) if sum(self.ms) else 1.0
         return value, interval_of(value, ratio_draws(plain, self.ms, resamples=resamples, seed=seed))
+
+
+def split(trace: RankTrace, seed: int) -> tuple[tuple[RankTrace, RankTrace], tuple[RankTrace, RankTrace]]:
+    """(half to choose on, half to quote on), both ways.
+
+    Raises:
+        InputError: fewer than two prompts with steps in them.
+    """
+    first, second = (trace.select(half) for half in trace.split_halves(seed))
+    if not first.start_weight or not second.start_weight:
+        raise InputError("too few prompts to hold some out", where="trace", fix="record at least two prompts")
+    return (first, second), (second, first)
 
 
 def choose_on_half(
@@ -95,24 +110,26 @@ def choose_on_half(
     context: int | None = None,
     batch: int = 1,
     objective: str = SPEED,
+    estimator: str = TRIE,
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> HeldOut:
-    """Choose on one half of the prompts, replay on the other, both ways; arguments as for :func:`exact_search`.
+    """Choose on one half of the prompts, replay on the other, both ways.
+
+    ``estimator`` is one of :data:`~mtp_bench.search.estimators.ESTIMATORS`; the other arguments are those of
+    :func:`~mtp_bench.search.exact.exact_search`.
 
     Raises:
         InputError: fewer than two prompts with steps in them.
     """
-    halves = [trace.select(half) for half in trace.split_halves(seed)]
-    if not all(half.start_weight for half in halves):
-        raise InputError("too few prompts to hold some out", where="trace", fix="record at least two prompts")
-    train, held_out = _Pool([], [], []), _Pool([], [], [])
+    halves = split(trace, seed)
+    train, held_out = Pool([], [], []), Pool([], [], [])
     trees: list[StaticTree] = []
-    for chosen_on, other in (halves, halves[::-1]):
-        found = exact_search(
-            TrieSource.from_trace(chosen_on), cost,
+    for chosen_on, other in halves:
+        found = fit(
+            estimator, chosen_on, cost,
             max_nodes=max_nodes, max_depth=max_depth, context=context, batch=batch, objective=objective,
-        )  # fmt: skip
+        ).exact  # fmt: skip
         trees.append(found.tree)
         train.add(chosen_on, found.tree, found.best.step_ms)
         held_out.add(other, found.tree, found.best.step_ms)
@@ -132,4 +149,5 @@ def choose_on_half(
         speedup,
         speedup_ci.bounds if speedup_ci else None,
         seed,
+        held_out,
     )

@@ -9,6 +9,7 @@ from typing import Any
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.search.curve import SPEED, CurvePoint
+from mtp_bench.search.estimators import TRIE, Fit, check_table_estimator, fit
 from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
 from mtp_bench.search.exact import ExactResult, exact_search
 from mtp_bench.search.held_out import HeldOut, choose_on_half
@@ -23,8 +24,8 @@ from mtp_bench.search.kinds import (
     wanted_kinds,
 )
 from mtp_bench.search.optuna_search import STUDY, OptunaResult, optuna_search
+from mtp_bench.search.robustness import Robustness
 from mtp_bench.search.sources import MarginalSource, Source
-from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import AcceptanceTable, RankTrace
 
@@ -42,6 +43,7 @@ class OptimizeOptions:
         seeded: start the study from the exact optimum.
         storage: where the study is kept, None = in memory.
         study: its name there.
+        estimator: where node values come from, one of :data:`~mtp_bench.search.estimators.ESTIMATORS`.
     """
 
     budget: int = 63
@@ -52,6 +54,7 @@ class OptimizeOptions:
     trials: int = 100
     seeded: bool = True
     kind: str = "auto"
+    estimator: str = TRIE
     storage: str | None = None
     study: str = STUDY
     seed: int = 0
@@ -67,6 +70,7 @@ class Optimization:
         curve: for each size the best tree's point and its replayed figures (None without a trace).
         kinds: the best of each kind that was asked for, best first; empty without a trace.
         dynamic: the search among dynamic trees, None where they are not known.
+        robustness: how far the choice hangs on the sample and the estimator; None without a trace of a few prompts.
     """
 
     options: OptimizeOptions
@@ -78,6 +82,7 @@ class Optimization:
     curve: list[tuple[CurvePoint, Evaluation | None]]
     kinds: list[BestOfKind]
     dynamic: DynamicSearch | None
+    robustness: Robustness | None = None
 
     @property
     def tree(self) -> StaticTree:
@@ -118,6 +123,8 @@ class Optimization:
             "exact": exact,
             "optuna": None if self.optuna is None else _study(self.optuna),
             "held_out": None if self.held_out is None else self.held_out.document(),
+            "estimator": self.options.estimator,
+            **({} if self.robustness is None else self.robustness.document()),
         }
 
 
@@ -133,14 +140,6 @@ def optimize(
     Raises:
         InputError: speed is asked for without costs, or the trace is empty.
     """
-    source: Source
-    if isinstance(acceptance, RankTrace):
-        if acceptance.start_weight == 0:
-            raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
-        source, scored = TrieSource.from_trace(acceptance), acceptance
-    else:
-        source = MarginalSource(acceptance.per_rank)
-        scored = source  # type: ignore[assignment]
     common: dict[str, Any] = {
         "max_nodes": options.budget,
         "max_depth": options.max_depth,
@@ -148,16 +147,28 @@ def optimize(
         "batch": options.batch,
         "objective": options.objective,
     }
-    exact = exact_search(source, cost, **common)
+    source: Source
+    scored: RankTrace | Source
+    found: Fit | None = None
+    if isinstance(acceptance, RankTrace):
+        if acceptance.start_weight == 0:
+            raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
+        found = fit(options.estimator, acceptance, cost, **common)
+        source, exact, scored = found.source, found.exact, acceptance
+    else:
+        check_table_estimator(options.estimator)
+        source = scored = MarginalSource(acceptance.per_rank)
+        exact = exact_search(source, cost, **common)
     study = None
     if options.trials:
         study = optuna_search(
             source, cost, trials=options.trials, seed=options.seed, seeded=options.seeded, storage=options.storage,
             study_name=options.study, on_trial=on_trial, **common,
         )  # fmt: skip
-    held_out = None
-    if isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
-        held_out = choose_on_half(acceptance, cost, seed=options.seed, **common)
+    held_out = robustness = None
+    if found is not None and isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
+        held_out = choose_on_half(acceptance, cost, estimator=options.estimator, seed=options.seed, **common)
+        robustness = Robustness.of(found, acceptance, cost, seed=options.seed, **common)
     places: dict[str, Any] = {"context": options.context, "batch": options.batch, "seed": options.seed}
     points = exact.curve.best_by_size(options.objective)
     replays: list[Evaluation | None] = [None] * len(points)
@@ -172,6 +183,7 @@ def optimize(
         evaluate(exact.tree_of(exact.band.smallest), scored, cost, **places),
         list(zip(points, replays, strict=True)),
         *_kinds(acceptance, cost, exact, options),
+        robustness,
     )
 
 
@@ -182,10 +194,10 @@ def best_of_kinds(
 
     N = 0 is among the static ones, unless ``drafting``: then at least one node, however slow; None if there is no such.
     """
-    exact = exact_search(
-        TrieSource.from_trace(trace), cost, max_nodes=options.budget, max_depth=options.max_depth,
+    exact = fit(
+        options.estimator, trace, cost, max_nodes=options.budget, max_depth=options.max_depth,
         context=options.context, batch=options.batch, objective=options.objective,
-    )  # fmt: skip
+    ).exact  # fmt: skip
     if drafting and len(exact.curve) == 1:
         return None
     found, _ = _kinds(trace, cost, exact.drafting() if drafting else exact, options)

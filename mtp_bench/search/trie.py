@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -21,15 +22,104 @@ from mtp_bench.trace.ranks import MISS
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Weights = npt.NDArray[np.float64 | np.int64 | np.bool_]
 
 
-class _Level(NamedTuple):
+class Level(NamedTuple):
     """The paths of one depth, in lexicographic order."""
 
     parent: Ints  # index into the level above
     rank: Ints
-    hits: Floats  # rows that hold the path, each counted by its prompt's weight
-    place: Ints  # 0 for the most frequent child of its parent, 1 for the next, ...
+    hits: Floats  # rows that hold the path, by their weights
+
+
+class _Holders(NamedTuple):
+    """The paths of one depth as in :class:`Level`, with who holds them in place of a count."""
+
+    parent: Ints
+    rank: Ints
+    holder: Ints  # rows of the trace (or prompts) that hold any path of this depth
+    node: Ints  # the path each of them holds
+    times: Floats  # how often, by the weights of their prompts
+
+
+@dataclass(frozen=True, eq=False)
+class PathIndex:
+    """The paths of true ranks in a trace and the rows (or prompts) that hold them: found once, counted often.
+
+    Args:
+        levels: one per depth.
+        starts: float64, by row (or prompt): how many steps could start there, by the weights of prompts.
+        max_depth: the trace's depth, which may exceed the number of levels.
+        max_rank: largest rank the trace looked for.
+    """
+
+    levels: tuple[_Holders, ...]
+    starts: Floats
+    max_depth: int
+    max_rank: int
+
+    @classmethod
+    def of(cls, trace: RankTrace, *, room: int = 0) -> PathIndex:
+        """Index a trace.
+
+        Args:
+            trace: the ranks.
+            room: output tokens that must follow a hit for it to count. 1 counts as decoding does: the last token of
+                a text is always a bonus token, never a drafted one.
+
+        Raises:
+            InputError: no prompt is longer than one token.
+        """
+        if trace.start_weight == 0:
+            raise InputError("the trace holds no position a step could start at", where="trace", fix="record more text")
+        levels: list[_Holders] = []
+        node = np.zeros(trace.num_positions, dtype=np.int64)
+        alive = np.arange(trace.num_positions)
+        for depth in range(1, trace.depth + 1):
+            ranks = trace.ranks[alive, depth - 1].astype(np.int64)
+            hit = (ranks != MISS) & (trace.tokens_left[alive] >= depth + room)
+            alive, node, ranks = alive[hit], node[hit], ranks[hit]
+            if not alive.size:
+                break
+            codes, node = np.unique(node * trace.top_k + ranks, return_inverse=True)
+            levels.append(_Holders(*np.divmod(codes, trace.top_k), alive, node, trace.row_weights[alive]))
+        starts = (trace.tokens_left > 0) * trace.row_weights
+        return cls(tuple(levels), starts, trace.depth, trace.top_k - 1)
+
+    def by_prompt(self, trace: RankTrace, weights: Weights | None = None) -> PathIndex:
+        """The index of the same paths by prompt: far fewer holders than rows, for counting many resamples.
+
+        Args:
+            trace: the trace that was indexed.
+            weights: [T], how often each row counts within its prompt; once when None.
+        """
+        rows = np.ones(trace.num_positions) if weights is None else np.asarray(weights, dtype=np.float64)
+        prompts = trace.num_prompts
+        levels = []
+        for one in self.levels:
+            codes, entry = np.unique(one.node * prompts + trace.prompt_of_row[one.holder], return_inverse=True)
+            node, prompt = np.divmod(codes, prompts)
+            times = np.bincount(entry, weights=one.times * rows[one.holder])
+            levels.append(_Holders(one.parent, one.rank, prompt, node, times))
+        starts = np.bincount(trace.prompt_of_row, weights=rows * self.starts, minlength=prompts)
+        return PathIndex(tuple(levels), starts, self.max_depth, self.max_rank)
+
+    def counted(self, weights: Weights | None = None) -> TrieSource:
+        """The trie with every row (or prompt) counted as often as ``weights`` says; once, without weights.
+
+        Raises:
+            InputError: the weights of all rows a step could start at are 0.
+        """
+        often = np.ones(len(self.starts)) if weights is None else np.asarray(weights, dtype=np.float64)
+        num_starts = float(often @ self.starts)
+        if not num_starts > 0:
+            raise InputError("no row with a weight above 0", where="trace")
+        levels = []
+        for one in self.levels:
+            hits = np.bincount(one.node, weights=one.times * often[one.holder], minlength=len(one.rank))
+            levels.append(Level(one.parent, one.rank, hits))
+        return TrieSource(tuple(levels), num_starts, self.max_depth, self.max_rank)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,44 +128,34 @@ class TrieSource:
 
     Args:
         levels: one per depth.
-        num_starts: the denominator, weighted likewise.
+        num_starts: the denominator; a sum of weights where rows were weighted.
         max_depth: the trace's depth, which may exceed the number of levels.
         max_rank: largest rank the trace looked for.
     """
 
-    levels: tuple[_Level, ...]
+    levels: tuple[Level, ...]
     num_starts: float
     max_depth: int
     max_rank: int
 
     @classmethod
-    def from_trace(cls, trace: RankTrace) -> TrieSource:
-        """Count all paths of all positions.
+    def from_trace(cls, trace: RankTrace, weights: Weights | None = None) -> TrieSource:
+        """Count all paths of all positions; with ``weights`` [T], each row so many times (see :class:`PathIndex`).
 
         Raises:
-            InputError: no prompt is longer than one token.
+            InputError: no prompt is longer than one token, or no row has a weight.
         """
-        if trace.start_weight == 0:
-            raise InputError("the trace holds no position a step could start at", where="trace", fix="record more text")
-        levels: list[_Level] = []
-        node = np.zeros(trace.num_positions, dtype=np.int64)
-        alive = np.arange(trace.num_positions)
-        for depth in range(trace.depth):
-            ranks = trace.ranks[alive, depth].astype(np.int64)
-            alive, node, ranks = alive[ranks != MISS], node[ranks != MISS], ranks[ranks != MISS]
-            if not alive.size:
-                break
-            codes, node = np.unique(node * trace.top_k + ranks, return_inverse=True)
-            hits = np.bincount(node, weights=trace.row_weights[alive], minlength=len(codes))
-            counts = np.asarray(hits, dtype=np.float64)
-            parent, rank = np.divmod(codes, trace.top_k)
-            levels.append(_Level(parent, rank, counts, _places(parent, counts)))
-        return cls(tuple(levels), trace.start_weight, trace.depth, trace.top_k - 1)
+        return PathIndex.of(trace).counted(weights)
 
-    @property
+    @cached_property
     def max_children(self) -> int:
         """Most children any node has."""
-        return max((int(level.place.max()) + 1 for level in self.levels), default=0)
+        return max((int(np.bincount(level.parent).max()) for level in self.levels), default=0)
+
+    @cached_property
+    def _places(self) -> tuple[Ints, ...]:
+        """By level: 0 for the most frequent child of its parent, 1 for the next, ..."""
+        return tuple(_places(level.parent, level.hits) for level in self.levels)
 
     def expand(self, depth: int, nodes: Ints, values: Floats, max_children: int | None = None) -> Children:
         """See :class:`~mtp_bench.search.sources.Source`."""
@@ -87,7 +167,9 @@ class TrieSource:
         index_of = np.full(width, -1, dtype=np.int64)
         index_of[nodes] = np.arange(len(nodes))
         parent = index_of[level.parent]
-        wanted = parent >= 0 if max_children is None else (parent >= 0) & (level.place < max_children)
+        wanted = (parent >= 0) & (level.hits > 0)
+        if max_children is not None:
+            wanted &= self._places[depth - 1] < max_children
         chosen = np.flatnonzero(wanted)
         return Children(parent[chosen], level.rank[chosen], chosen, level.hits[chosen] / self.num_starts)
 
@@ -98,8 +180,8 @@ class TrieSource:
             return []
         level = self.levels[len(path)]
         first, end = np.searchsorted(level.parent, [node, node + 1])
-        span = first + np.argsort(level.place[first:end], kind="stable")
-        return [(int(level.rank[i]), float(level.hits[i] / self.num_starts)) for i in span]
+        span = first + np.argsort(-level.hits[first:end], kind="stable")
+        return [(int(level.rank[i]), float(level.hits[i] / self.num_starts)) for i in span if level.hits[i] > 0]
 
     def value(self, path: Sequence[int]) -> float:
         """P(path accepted)."""
@@ -112,16 +194,20 @@ class TrieSource:
         """See :class:`~mtp_bench.search.sources.Source`."""
         return np.array([self.value(path) for path in tree.paths], dtype=np.float64)
 
+    def child(self, depth: int, node: int, rank: int) -> int | None:
+        """The node at ``depth`` that follows ``node`` (0 for the root) at ``rank``; None if no position holds it."""
+        if depth > len(self.levels):
+            return None
+        level = self.levels[depth - 1]
+        first, end = np.searchsorted(level.parent, [node, node + 1])
+        index = int(first + np.searchsorted(level.rank[first:end], rank))
+        return index if index < end and level.rank[index] == rank else None
+
     def _find(self, path: Sequence[int]) -> int | None:
         """Index of a path within its level, or None if no position holds it."""
-        node = 0
-        if len(path) > len(self.levels):
-            return None
-        for level, rank in zip(self.levels, path, strict=False):
-            first, end = np.searchsorted(level.parent, [node, node + 1])
-            node = int(first + np.searchsorted(level.rank[first:end], rank))
-            if node >= end or level.rank[node] != rank:
-                return None
+        node: int | None = 0
+        for depth, rank in enumerate(path, start=1):
+            node = None if node is None else self.child(depth, node, rank)
         return node
 
 

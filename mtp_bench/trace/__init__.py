@@ -12,7 +12,7 @@ from mtp_bench.trace.bootstrap import (
     resample_weights,
 )
 from mtp_bench.trace.ranks import RankTrace, merge_traces
-from mtp_bench.trace.replay import Replay, replay
+from mtp_bench.trace.replay import Replay, replay, step_starts
 from mtp_bench.trace.stats import StepStats
 from mtp_bench.trace.walk import accepted_lengths
 
@@ -33,4 +33,5 @@ __all__ = [
     "ratio_interval",
     "replay",
     "resample_weights",
+    "step_starts",
 ]

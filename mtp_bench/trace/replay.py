@@ -103,6 +103,11 @@ def replay(trace: RankTrace, tree: Topology) -> Replay:
     )
 
 
+def step_starts(trace: RankTrace, tree: Topology) -> npt.NDArray[np.bool_]:
+    """bool [T]: the rows at which the steps of :func:`replay` start."""
+    return _step_starts(trace, np.minimum(accepted_lengths(trace, tree), trace.tokens_left - 1))
+
+
 def _step_starts(trace: RankTrace, capped: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """bool [T]: rows at which a step starts.
 

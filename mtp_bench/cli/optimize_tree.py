@@ -13,6 +13,7 @@ from mtp_bench.errors import InputError
 if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
     from mtp_bench.search import NodeMargin
+    from mtp_bench.search.constraints import Constraints
     from mtp_bench.search.optimize import Optimization
 
 
@@ -38,6 +39,22 @@ def optimize_tree(
     kind: Annotated[
         str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
     ] = "auto",
+    engine_rules: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Only what this engine loads: medusa, eagle1, vllm, vllm-0.20, sglang, tensorrt-llm or "
+            "tensorrt-llm-1.2.",
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            "--rules",
+            help="Rules for the tree, e.g. contiguous,rows-multiple=8; also uniform, chain, max-children, max-width, "
+            "top-k, max-nodes, max-depth.",
+        ),
+    ] = None,
     trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
     storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
@@ -50,7 +67,9 @@ def optimize_tree(
     """Find the tree of at most --budget nodes with the highest predicted speed; exact, with Optuna beside it."""
     from mtp_bench.cli.acceptance import read_measured
     from mtp_bench.cli.output import emit_json
+    from mtp_bench.search.engine_rules import parse_rules
 
+    constraints = parse_rules(rules, engine_rules)
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
     batches = options.parse_batches(batch)
@@ -58,14 +77,16 @@ def optimize_tree(
     place = context if context is not None else measured.mean_context if cost is None else None
     if len(batches) > 1:
         document = schedule_and_write(
-            measured, batches, budget=budget, max_depth=max_depth, context=place, kind=kind, seed=seed, out=out
-        )
+            measured, batches, budget=budget, max_depth=max_depth, context=place, kind=kind, seed=seed, out=out,
+            constraints=constraints,
+        )  # fmt: skip
         if json_output:
             emit_json(document)
         return
     _, document = search_and_write(
         measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batches[0],
         trials=trials, seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
+        constraints=constraints,
     )  # fmt: skip
     if json_output:
         emit_json(document)
@@ -99,7 +120,13 @@ def search_and_write(
 
 
 def schedule_and_write(
-    measured: Measured, batches: tuple[int, ...], *, out: Path | None, context: int | None, **wanted: Any
+    measured: Measured,
+    batches: tuple[int, ...],
+    *,
+    out: Path | None,
+    context: int | None,
+    constraints: Constraints,
+    **wanted: Any,
 ) -> dict[str, Any]:
     """Search every batch size, print, and write schedule.json with its plot (in the run, or to ``out``)."""
     from mtp_bench.files import write_json
@@ -114,8 +141,10 @@ def schedule_and_write(
             where="--batch",
             fix="give --profile, and --cost with the cost.csv of mtp-bench measure-cost --batch 1,4,8",
         )
-    found = schedule(measured.acceptance, measured.cost, OptimizeOptions(context=context, **wanted), batches)
+    options = OptimizeOptions(context=context, constraints=constraints, **wanted)
+    found = schedule(measured.acceptance, measured.cost, options, batches)
     document = {"schema": "mtp-bench/schedule", "version": 1, "context": context, **wanted, **found.document()}
+    document |= {"constraints": constraints.document(), "for": constraints.name or None}
     path = out or (measured.run.schedule if measured.run else None)
     if path is not None:
         write_json(path, document)
@@ -162,17 +191,16 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
 
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:
+    from mtp_bench.cli.rules import echo_rules
     from mtp_bench.topology import draw
 
     exact, winner = found.exact, found.winner
-    growth = exact.growth
-    nodes = growth.order(exact.best.depth)[: exact.best.num_nodes]
-    values = {growth.path(int(node)): float(growth.value[node]) for node in nodes}
     if exact.do_not_speculate:
         typer.echo("do not speculate: plain decoding is the fastest on these costs (no tree reaches 1.00x)")
     else:
-        typer.echo(draw(found.tree, values))
+        typer.echo(draw(found.tree, found.node_values))
         typer.echo(f"best tree: {_figures(winner)}")
+    echo_rules(exact)
     small = found.smallest
     if small.num_nodes != winner.num_nodes:
         sizes = exact.band.sizes

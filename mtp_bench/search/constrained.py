@@ -67,7 +67,7 @@ class ConstrainedResult(ExactResult):
         """Share of the unconstrained optimum's objective that the rules cost."""
         if self.bound is None:
             return 0.0
-        return 1 - _objective(self.best, self.objective) / _objective(self.bound, self.objective)
+        return max(0.0, 1 - _objective(self.best, self.objective) / _objective(self.bound, self.objective))
 
     def document(self) -> dict[str, Any]:
         """As of :class:`ExactResult`, with the rules and the bound."""
@@ -114,7 +114,8 @@ def constrained_search(
     curve = _curve(trees, limits, steps)
     value = curve.score(bound.objective)
     best = curve[int(np.lexsort((curve.depth, curve.num_nodes, -value))[0])]
-    proven = not method.startswith("optuna") or best == bound.best
+    reached = _objective(best, bound.objective) >= _objective(bound.best, bound.objective) * (1 - SMALLEST_GAIN)
+    proven = reached or not method.startswith("optuna")
     return ConstrainedResult(
         bound.objective, best, curve, near_best(curve, bound.objective), None, None, bound.notes, trees,
         limits.max_nodes, limits.max_depth, constraints, bound.best, method, proven, scored,
@@ -143,7 +144,9 @@ class _Limits:
         depth = min(bound.max_depth, bound.max_depth if rules.max_depth is None else rules.max_depth)
         ranks = min(source.max_rank + 1, source.max_rank + 1 if rules.top_k is None else rules.top_k)
         children = min(ranks, ranks if rules.max_children is None else rules.max_children)
-        if rules.contiguous or rules.uniform:
+        if rules.chain:
+            children = min(children, 1)
+        if rules.contiguous or rules.uniform or rules.chain:
             ranks = children
         width = rules.max_width if rules.max_width is not None and rules.max_width < nodes else None
         return cls(nodes, depth, ranks, children, width)

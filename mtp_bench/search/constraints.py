@@ -15,7 +15,7 @@ from mtp_bench.errors import InputError
 from mtp_bench.topology import DynamicTree, StaticTree, Topology
 
 NUMBERS = ("max_nodes", "max_depth", "max_children", "max_width", "top_k")
-SWITCHES = ("contiguous", "uniform")
+SWITCHES = ("contiguous", "uniform", "chain")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Constraints:
         top_k: ranks must be below it.
         contiguous: siblings have the ranks 0, 1, 2, ... without a gap.
         uniform: all nodes of a level have the same number of children, the best ones (so ``contiguous`` too).
+        chain: static trees are chains of the best token at each depth; dynamic trees are none of its business.
         rows_multiple: N + 1 must be a multiple of it.
         dynamic: what dynamic trees must keep; None = the engine loads none.
         name: of the engine, for messages.
@@ -66,6 +67,7 @@ class Constraints:
     top_k: int | None = None
     contiguous: bool = False
     uniform: bool = False
+    chain: bool = False
     rows_multiple: int = 1
     dynamic: DynamicRules | None = field(default=DynamicRules())
     name: str = ""
@@ -105,6 +107,8 @@ class Constraints:
 
     def _static(self, tree: StaticTree) -> Iterator[str]:
         most, widest = int(tree.children_counts.max()), max(tree.level_widths)
+        if self.chain and not tree.is_chain:
+            yield "it is no chain"
         if self.max_children is not None and most > self.max_children:
             yield f"a node has {most} children, more than max_children {self.max_children}"
         if self.max_width is not None and widest > self.max_width:
@@ -143,7 +147,7 @@ class Constraints:
 
     def __str__(self) -> str:
         rules = [name if value is True else f"{name}={value}" for name, value in self.document().items()]
-        return ", ".join([f"rules of {self.name}"] * bool(self.name) + rules) or "no rules"
+        return f"{self.name}: " * bool(self.name) + (", ".join(rules) or "none for static trees")
 
 
 UNCONSTRAINED = Constraints()

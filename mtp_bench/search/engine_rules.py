@@ -30,9 +30,6 @@ class EngineRules:
     caution: str = ""
 
 
-# A chain: the draft's best token at each depth, no other tree.
-_CHAIN: dict[str, Any] = {"max_children": 1, "top_k": 1, "contiguous": True}
-
 ENGINE_RULES: Mapping[str, EngineRules] = {
     "medusa": EngineRules(
         Constraints(top_k=10, contiguous=True, dynamic=None, name="medusa"),
@@ -44,7 +41,7 @@ ENGINE_RULES: Mapping[str, EngineRules] = {
         "SafeAILab/EAGLE, generate_tree_buffers (run): behaves like Medusa's on gaps and ranks of 10 and more",
     ),
     "vllm": EngineRules(
-        Constraints(**_CHAIN, dynamic=None, name="vllm"),
+        Constraints(chain=True, dynamic=None, name="vllm"),
         "vLLM 0.21 to 0.33: speculative_token_tree was removed (PR #42121); num_speculative_tokens is the length of a "
         "chain. Medusa, up to 0.32, is a chain of each head's best token too (v1/spec_decode/medusa.py)",
     ),
@@ -55,12 +52,12 @@ ENGINE_RULES: Mapping[str, EngineRules] = {
         "the tree is used only if the draft runs on backend TREE_ATTN, and is ignored silently otherwise",
     ),
     "sglang": EngineRules(
-        Constraints(**_CHAIN, dynamic=DynamicRules(full_chain=True), name="sglang"),
+        Constraints(chain=True, dynamic=DynamicRules(full_chain=True), name="sglang"),
         "SGLang 0.5.23: no static trees; speculative-num-steps, -eagle-topk and -num-draft-tokens (N + 1) with N <= "
         "k + (d - 1) k^2, or torch.topk fails; topk 1 forces num-draft-tokens = steps + 1 (speculative_hook.py)",
     ),
     "tensorrt-llm": EngineRules(
-        Constraints(**_CHAIN, dynamic=DynamicRules(linear_capacity=True), name="tensorrt-llm"),
+        Constraints(chain=True, dynamic=DynamicRules(linear_capacity=True), name="tensorrt-llm"),
         "TensorRT-LLM 1.4: eagle_choices is gone (PR #18210); Eagle3DecodingConfig takes a chain's max_draft_len, or "
         "max_draft_len d, dynamic_tree_max_topK k, max_total_draft_tokens N with d <= N <= k d (validator)",
     ),

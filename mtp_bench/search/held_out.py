@@ -13,8 +13,9 @@ from typing import Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
+from mtp_bench.search.constrained import constrained_search
+from mtp_bench.search.constraints import UNCONSTRAINED, Constraints
 from mtp_bench.search.curve import SPEED
-from mtp_bench.search.exact import exact_search
 from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import Interval, RankTrace, interval_of, ratio_draws, replay
@@ -96,8 +97,10 @@ def choose_on_half(
     objective: str = SPEED,
     seed: int = 0,
     resamples: int = RESAMPLES,
+    constraints: Constraints = UNCONSTRAINED,
+    trials: int = 0,
 ) -> HeldOut:
-    """Choose on one half of the prompts, replay on the other, both ways; arguments as for :func:`exact_search`.
+    """Choose on one half of the prompts, replay on the other, both ways; arguments as for :func:`constrained_search`.
 
     Raises:
         InputError: fewer than two prompts with steps in them.
@@ -108,9 +111,10 @@ def choose_on_half(
     train, held_out = _Pool([], [], []), _Pool([], [], [])
     trees: list[StaticTree] = []
     for chosen_on, other in (halves, halves[::-1]):
-        found = exact_search(
+        found = constrained_search(
             TrieSource.from_trace(chosen_on), cost,
             max_nodes=max_nodes, max_depth=max_depth, context=context, batch=batch, objective=objective,
+            constraints=constraints, trials=trials, seed=seed,
         )  # fmt: skip
         trees.append(found.tree)
         train.add(chosen_on, found.tree, found.best.step_ms)

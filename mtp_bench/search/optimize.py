@@ -8,9 +8,11 @@ from typing import Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
+from mtp_bench.search.constrained import constrained_search
+from mtp_bench.search.constraints import UNCONSTRAINED, Constraints
 from mtp_bench.search.curve import SPEED, CurvePoint
 from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
-from mtp_bench.search.exact import ExactResult, exact_search
+from mtp_bench.search.exact import ExactResult
 from mtp_bench.search.held_out import HeldOut, choose_on_half
 from mtp_bench.search.kinds import (
     BestOfKind,
@@ -23,7 +25,7 @@ from mtp_bench.search.kinds import (
     wanted_kinds,
 )
 from mtp_bench.search.optuna_search import OptunaResult, optuna_search
-from mtp_bench.search.sources import MarginalSource, Source
+from mtp_bench.search.sources import MarginalSource, Path, Source
 from mtp_bench.search.trie import TrieSource
 from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import AcceptanceTable, RankTrace
@@ -40,6 +42,7 @@ class OptimizeOptions:
         trials: Optuna trials, 0 = no study.
         kind: static, dynamic, chain, or auto = the fastest of them.
         seeded: start the study from the exact optimum.
+        constraints: what the engine loads. Optuna then searches only what the exact methods cannot.
     """
 
     budget: int = 63
@@ -52,6 +55,7 @@ class OptimizeOptions:
     kind: str = "auto"
     storage: str | None = None
     seed: int = 0
+    constraints: Constraints = UNCONSTRAINED
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +68,7 @@ class Optimization:
         curve: for each size the best tree's point and its replayed figures (None without a trace).
         kinds: the best of each kind that was asked for, best first; empty without a trace.
         dynamic: the search among dynamic trees, None where they are not known.
+        node_values: P(accepted) of the best static tree's nodes, averaged over all positions.
     """
 
     options: OptimizeOptions
@@ -75,6 +80,7 @@ class Optimization:
     curve: list[tuple[CurvePoint, Evaluation | None]]
     kinds: list[BestOfKind]
     dynamic: DynamicSearch | None
+    node_values: dict[Path, float]
 
     @property
     def tree(self) -> StaticTree:
@@ -145,16 +151,17 @@ def optimize(
         "batch": options.batch,
         "objective": options.objective,
     }
-    exact = exact_search(source, cost, **common)
+    rules: dict[str, Any] = {"constraints": options.constraints, "trials": options.trials, "seed": options.seed}
+    exact = constrained_search(source, cost, **common, **rules)
     study = None
-    if options.trials:
+    if options.trials and not options.constraints.restricts_static:
         study = optuna_search(
             source, cost, trials=options.trials, seed=options.seed, seeded=options.seeded, storage=options.storage,
             on_trial=on_trial, **common,
         )  # fmt: skip
     held_out = None
     if isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
-        held_out = choose_on_half(acceptance, cost, seed=options.seed, **common)
+        held_out = choose_on_half(acceptance, cost, **common, **rules)
     places: dict[str, Any] = {"context": options.context, "batch": options.batch, "seed": options.seed}
     points = exact.curve.best_by_size(options.objective)
     replays: list[Evaluation | None] = [None] * len(points)
@@ -169,14 +176,16 @@ def optimize(
         evaluate(exact.tree_of(exact.band.smallest), scored, cost, **places),
         list(zip(points, replays, strict=True)),
         *_kinds(acceptance, cost, exact, options),
+        dict(zip(exact.tree.paths, source.node_values(exact.tree).tolist(), strict=True)),
     )
 
 
 def best_of_kinds(trace: RankTrace, cost: CostTable | None, options: OptimizeOptions) -> BestOfKind:
     """The best topology of the kinds asked for, N = 0 among the static ones, without all that ``optimize`` adds."""
-    exact = exact_search(
+    exact = constrained_search(
         TrieSource.from_trace(trace), cost, max_nodes=options.budget, max_depth=options.max_depth,
-        context=options.context, batch=options.batch, objective=options.objective,
+        context=options.context, batch=options.batch, objective=options.objective, constraints=options.constraints,
+        trials=options.trials, seed=options.seed,
     )  # fmt: skip
     found, _ = _kinds(trace, cost, exact, options)
     return found[0]
@@ -195,8 +204,9 @@ def _kinds(
             )
         return [], None
     question = Question(
-        acceptance, cost, options.budget, options.max_depth, options.context, options.batch, options.objective
-    )
+        acceptance, cost, options.budget, options.max_depth, options.context, options.batch, options.objective,
+        options.constraints,
+    )  # fmt: skip
     wanted = wanted_kinds(options.kind, acceptance)
     candidates: dict[Kind, Topology] = {}
     dynamic = None
@@ -208,7 +218,8 @@ def _kinds(
             candidates["dynamic"] = dynamic.best
     if "chain" in wanted:
         chained = best_chain(question)
-        if chained is not None:
+        twice = options.constraints.restricts_static and chained == candidates.get("static")
+        if chained is not None and not twice:
             candidates["chain"] = chained
     return compare_kinds(question, candidates, seed=options.seed), dynamic
 

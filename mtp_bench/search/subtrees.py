@@ -9,7 +9,8 @@ among its children, one rank after the other (the budget x depth x branch progra
 depth).
 
 The same programme with a state of one number per level, in place of one number in all, knows the best tree for every
-vector of level widths. Limits of level widths and costs that depend on them then are exact too.
+vector of level widths. Limits of level widths are then exact too, and so are costs that depend on the widths, as long
+as wider levels do not cost less.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ Path = tuple[int, ...]
 State = tuple[int, ...]
 
 NONE = -np.inf
+WINDOW = 1 << 21  # numbers held at once while siblings are combined
 
 
 class Level(NamedTuple):
@@ -128,7 +130,11 @@ class Subtrees:
 
     @property
     def tokens(self) -> Floats:
-        """Expected tokens per step by state, exactly so many nodes (or such widths); -inf where there is no tree."""
+        """Expected tokens per step by state: exactly so many nodes (or such widths), -inf where there is no tree.
+
+        Nodes that are never accepted are not counted in, save those that ``contiguous`` asks for: where a smaller
+        state has more, filling its tree up is better.
+        """
         return 1.0 + np.asarray(self._below[0][0])
 
     def tree(self, state: State) -> StaticTree:
@@ -273,6 +279,8 @@ def _combine(table: Floats, offers: Floats) -> Floats:
 
     The 1 counts on the first axis only: it is the child's own level, or the number of nodes.
     """
+    if table.ndim == 2 and offers.shape[1] * table.size <= WINDOW:
+        return _combine_at_once(table, offers)
     out = np.full(table.shape, NONE)
     for share in np.ndindex(*offers.shape[1:]):
         added = offers[(slice(None), *share)]
@@ -285,6 +293,14 @@ def _combine(table: Floats, offers: Floats) -> Floats:
         source = table[(slice(None), *(slice(0, end) for end in ends))]
         np.maximum(target, source + added.reshape(-1, *(1 for _ in ends)), out=target)
     return out
+
+
+def _combine_at_once(table: Floats, offers: Floats) -> Floats:
+    """The same for sizes, all shares in one array: many times as fast for few parents."""
+    parents, shares = offers.shape
+    padded = np.concatenate([np.full((parents, shares), NONE), table[:, :-1]], axis=1)
+    windows = np.lib.stride_tricks.sliding_window_view(padded, shares, axis=1)
+    return np.asarray((windows + offers[:, None, ::-1]).max(axis=2))
 
 
 def _without(state: State, share: State) -> State:

@@ -27,6 +27,7 @@ def rules(draw, **fixed):
         "top_k": limit(1, RANKS),
         "contiguous": draw(st.booleans()),
         "uniform": draw(st.integers(0, 3)) == 0,
+        "chain": draw(st.integers(0, 5)) == 0,
         "rows_multiple": draw(st.sampled_from([1, 1, 2, 3, 5])),
     }
     return Constraints(**(drawn | fixed))
@@ -50,6 +51,7 @@ def obeys(tree, rule):
             rule.max_width is None or max(widths) <= rule.max_width,
             rule.top_k is None or max(path[-1] for path in paths) < rule.top_k,
             not rule.contiguous or no_gaps,
+            not rule.chain or set(tree.paths) == {(0,) * d for d in range(1, len(paths) + 1)},
             not rule.uniform or (no_gaps and all(len(sizes) <= 1 for sizes in counts)),
             (len(paths) + 1) % rule.rows_multiple == 0,
         ]

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_oracles import DEPTH, NODES, RANKS, SMALL_TREES, obeys, rules
 
-from mtp_bench.search import MarginalSource, TrieSource, expected_tokens_per_step
+from mtp_bench.search import MarginalSource, TrieSource, exact_search, expected_tokens_per_step
 from mtp_bench.search.constrained import ConstrainedResult, constrained_search
 from mtp_bench.search.constraints import Constraints
+from mtp_bench.search.uniform import branching_of, uniform_tree
 
 
 def uneven_costs(rng):
@@ -90,3 +91,66 @@ def test_the_most_valuable_children_are_not_the_best_ones():
     assert isinstance(found, ConstrainedResult)
     assert found.method == "dynamic programme"
     assert found.proven
+
+
+def test_without_rules_it_is_the_exact_search():
+    source = product_source(np.random.default_rng(1))
+    found = constrained_search(source, None, max_nodes=5, objective="tokens")
+    assert not isinstance(found, ConstrainedResult)
+    assert found.document() == exact_search(source, None, max_nodes=5, objective="tokens").document()
+
+
+@pytest.mark.parametrize("rule", [Constraints(uniform=True), Constraints(max_width=2)], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_optuna_finds_what_the_exact_methods_find(monkeypatch, rule, seed):
+    rng = np.random.default_rng(seed)
+    source, cost = trie_source(rng), uneven_costs(rng)
+    exact = constrained_search(source, cost, max_nodes=NODES, constraints=rule)
+    monkeypatch.setattr("mtp_bench.search.uniform.MOST_VECTORS", 0)
+    monkeypatch.setattr("mtp_bench.search.constrained.MOST_WORK", 0)
+    found = constrained_search(source, cost, max_nodes=NODES, constraints=rule, trials=150)
+    assert exact.proven
+    assert found.method.startswith("optuna")
+    assert obeys(found.tree, rule)
+    assert found.best.tokens_per_s == pytest.approx(exact.best.tokens_per_s)
+    assert value_of(found.tree, source, cost, "speed") == pytest.approx(found.best.tokens_per_s)
+    assert found.proven == (found.lost == 0)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10**6), st.integers(1, 4), st.booleans(), st.none() | st.integers(1, 3), st.booleans())
+def test_what_optuna_finds_keeps_the_rules_and_its_word(seed, width, contiguous, children, uniform):
+    rng = np.random.default_rng(seed)
+    source, cost = trie_source(rng), uneven_costs(rng)
+    rule = Constraints(max_width=width, contiguous=contiguous, max_children=children, uniform=uniform)
+    exact = constrained_search(source, cost, max_nodes=NODES, constraints=rule)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mtp_bench.search.uniform.MOST_VECTORS", 0)
+        patch.setattr("mtp_bench.search.constrained.MOST_WORK", 0)
+        found = constrained_search(source, cost, max_nodes=NODES, constraints=rule, trials=12)
+    for point in found.curve.best_by_size("tokens"):
+        tree = found.tree_of(point)
+        assert obeys(tree, rule)
+        assert expected_tokens_per_step(source, tree) == pytest.approx(point.tokens_per_step)
+    assert found.best.tokens_per_s <= exact.best.tokens_per_s * (1 + 1e-12)
+
+
+def test_no_branching_is_scored_twice(monkeypatch):
+    """Many parameters name one branching: it ends where a level has no children, or the budget does."""
+    asked = []
+    real = __import__("mtp_bench.search.uniform", fromlist=["x"]).UniformTokens.__call__
+    monkeypatch.setattr("mtp_bench.search.uniform.MOST_VECTORS", 0)
+    monkeypatch.setattr("mtp_bench.search.constrained.uniform.UniformTokens.__call__",
+                        lambda self, b: (asked.append(b), real(self, b))[1])  # fmt: skip
+    found = constrained_search(
+        trie_source(np.random.default_rng(0)), None, max_nodes=NODES, constraints=Constraints(uniform=True),
+        objective="tokens", trials=80,
+    )  # fmt: skip
+    scored = asked[: len(asked) - found.scored]  # what follows only builds the family
+    assert len(scored) == len(set(scored)) == found.scored < 80
+
+
+def test_the_study_starts_from_the_clipped_optimum():
+    assert branching_of(uniform_tree((3, 2))) == (3, 2)
+    tree = exact_search(product_source(np.random.default_rng(3)), None, max_nodes=5, objective="tokens").tree
+    assert all(1 <= children <= RANKS for children in branching_of(tree))

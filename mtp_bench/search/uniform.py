@@ -14,16 +14,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from mtp_bench.errors import InputError
 from mtp_bench.search.families import Scored
 from mtp_bench.search.integer_study import integer_study
 from mtp_bench.search.sources import CERTAIN, ROOT, Source
 from mtp_bench.topology import StaticTree
+from mtp_bench.topology.shapes import uniform_tree
 
 Branching = tuple[int, ...]
 Score = Callable[[float, int, int], float]  # of expected tokens, num_nodes, depth
 MOST_VECTORS = 20_000  # scored one by one; about 10 s
-MOST_NODES = 65_536
 
 
 @dataclass(frozen=True)
@@ -72,20 +71,6 @@ class UniformSpace:
 def size_of(branching: Branching) -> int:
     """Nodes of the tree with this branching."""
     return sum(itertools.accumulate(branching, lambda width, children: width * children))
-
-
-def uniform_tree(branching: Sequence[int]) -> StaticTree:
-    """The tree with this branching.
-
-    Raises:
-        InputError: a number below 1, or more than 65,536 nodes.
-    """
-    if any(children < 1 for children in branching) or size_of(tuple(branching)) > MOST_NODES:
-        raise InputError(
-            f"branching {list(branching)}", fix=f"give numbers from 1, of at most {MOST_NODES} nodes in all"
-        )
-    levels = (itertools.product(*map(range, branching[: depth + 1])) for depth in range(len(branching)))
-    return StaticTree(tuple(itertools.chain.from_iterable(levels)))
 
 
 class UniformTokens:

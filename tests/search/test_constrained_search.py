@@ -10,7 +10,8 @@ from rule_oracles import DEPTH, NODES, RANKS, SMALL_TREES, obeys, rules
 from mtp_bench.search import MarginalSource, TrieSource, exact_search, expected_tokens_per_step
 from mtp_bench.search.constrained import ConstrainedResult, constrained_search
 from mtp_bench.search.constraints import Constraints
-from mtp_bench.search.uniform import branching_of, uniform_tree
+from mtp_bench.search.uniform import branching_of
+from mtp_bench.topology.shapes import uniform_tree
 
 
 def uneven_costs(rng):

@@ -27,8 +27,8 @@ def schedule_and_write(
     trace, cost = _needed(measured, "a schedule")
     options = OptimizeOptions(context=context, **wanted)
     found = schedule(trace, cost, options, batches)
-    document = {"schema": "mtp-bench/schedule", "version": 1, "context": context, **wanted, **found.document()}
-    document |= _weights(measured)
+    document = {"schema": "mtp-bench/schedule", "version": 1, "context": context, **_asked(wanted)}
+    document |= found.document() | _weights(measured)
     document |= _sharing(trace, cost, options, [(batch, context) for batch in batches])
     _write(document, out or (measured.run.schedule if measured.run else None), write_schedule)
     _print_cells([cell for cell in document["cells"] if cell["batch"] in batches])
@@ -48,8 +48,8 @@ def range_and_write(
     trace, cost = _needed(measured, "a map")
     options = OptimizeOptions(**wanted)
     found = operating_range(trace, cost, options, batches, contexts)
-    document = {"schema": "mtp-bench/operating-range", "version": 1, **wanted, **found.document()}
-    document |= _weights(measured)
+    document = {"schema": "mtp-bench/operating-range", "version": 1, **_asked(wanted)}
+    document |= found.document() | _weights(measured)
     document |= _sharing(trace, cost, options, [(cell.batch, cell.context) for cell in found.cells])
     _write(document, out or (measured.run.operating_range if measured.run else None), write_operating_range)
     _print_cells(document["cells"])
@@ -76,6 +76,12 @@ def pareto_and_write(
     _write(document, out or (measured.run.pareto if measured.run else None), write_pareto)
     _print_front(document)
     return document
+
+
+def _asked(wanted: dict[str, Any]) -> dict[str, Any]:
+    """What was asked for, as JSON."""
+    rules = wanted["constraints"]
+    return wanted | {"constraints": rules.document(), "for": rules.name or None}
 
 
 def _needed(measured: Measured, what: str) -> tuple[RankTrace, CostTable]:

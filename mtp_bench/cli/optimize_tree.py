@@ -13,6 +13,7 @@ from mtp_bench.errors import InputError
 if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
     from mtp_bench.search import NodeMargin
+    from mtp_bench.search.constraints import Constraints
     from mtp_bench.search.optimize import Optimization
 
 OBJECTIVES = ("speed", "tokens", "worst-category", "pareto")
@@ -50,6 +51,22 @@ def optimize_tree(
     independent: Annotated[
         bool, typer.Option("--independent", help="Short for --estimator independent, as Medusa's script does.")
     ] = False,
+    engine_rules: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Only what this engine loads: medusa, eagle1, vllm, vllm-0.20, sglang, tensorrt-llm or "
+            "tensorrt-llm-1.2.",
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            "--rules",
+            help="Rules for the tree, e.g. contiguous,rows-multiple=8; also uniform, chain, max-children, max-width, "
+            "top-k, max-nodes, max-depth.",
+        ),
+    ] = None,
     trials: Annotated[
         int, typer.Option(min=0, help="Optuna trials beside the exact search, over all workers; 0 = none.")
     ] = 100,
@@ -72,7 +89,9 @@ def optimize_tree(
     from mtp_bench.cli.categories import parse_weights, weigh, worst_category_and_write
     from mtp_bench.cli.operating import pareto_and_write, range_and_write, schedule_and_write
     from mtp_bench.cli.output import emit_json
+    from mtp_bench.search.engine_rules import parse_rules
 
+    constraints = parse_rules(rules, engine_rules)
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
     if objective not in (None, *OBJECTIVES):
@@ -83,10 +102,10 @@ def optimize_tree(
     weights = parse_weights(weight)
     measured = weigh(read_measured(profile, acceptance, cost), weights)
     place = contexts[0] if contexts else measured.mean_context if cost is None else None
-    kinds: dict[str, Any] = {"kind": kind, "estimator": estimator}
+    kinds: dict[str, Any] = {"kind": kind, "estimator": estimator, "constraints": constraints}
     limits: dict[str, Any] = {"budget": budget, "max_depth": max_depth, "seed": seed, "out": out}
     if objective in ("worst-category", "pareto") or len(batches) > 1 or len(contexts) > 1:
-        _check_question(objective, batches, contexts, weights, kind)
+        _check_question(objective, batches, contexts, weights, **kinds)
     if objective == "pareto":
         document = pareto_and_write(measured, batches, context=place, trials=trials, **limits)
     elif objective == "worst-category":
@@ -105,7 +124,13 @@ def optimize_tree(
 
 
 def _check_question(
-    objective: str | None, batches: tuple[int, ...], contexts: tuple[int, ...], weights: dict[str, float], kind: str
+    objective: str | None,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    weights: dict[str, float],
+    kind: str,
+    estimator: str,
+    constraints: Constraints,
 ) -> None:
     """Refuse combinations that no search answers."""
     several = len(batches) > 1 or len(contexts) > 1
@@ -117,6 +142,12 @@ def _check_question(
         )
     if objective in ("worst-category", "pareto") and kind not in ("auto", "static"):
         raise InputError(f"{objective} is searched among static trees", where="--kind", fix="leave --kind out")
+    if objective in ("worst-category", "pareto") and (estimator != "trie" or constraints.restricts_static):
+        raise InputError(
+            "searched among all static trees, by paths counted",
+            where=f"--objective {objective}",
+            fix="leave out --estimator, --for and --rules",
+        )
     if objective == "pareto" and len(contexts) > 1:
         raise InputError("a Pareto front is of one context", where="--context", fix="give one")
     if objective == "tokens":
@@ -187,17 +218,16 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
 def _print(found: Optimization, document: dict[str, Any]) -> None:
     from mtp_bench.cli.categories import print_categories
     from mtp_bench.cli.robustness import print_robustness
+    from mtp_bench.cli.rules import echo_rules
     from mtp_bench.topology import draw
 
     exact, winner = found.exact, found.winner
-    growth = exact.growth
-    nodes = growth.order(exact.best.depth)[: exact.best.num_nodes]
-    values = {growth.path(int(node)): float(growth.value[node]) for node in nodes}
     if exact.do_not_speculate:
         typer.echo("do not speculate: plain decoding is the fastest on these costs (no tree reaches 1.00x)")
     else:
-        typer.echo(draw(found.tree, values))
+        typer.echo(draw(found.tree, found.node_values))
         typer.echo(f"best tree: {_figures(winner)}")
+    echo_rules(exact)
     small = found.smallest
     if small.num_nodes != winner.num_nodes:
         sizes = exact.band.sizes

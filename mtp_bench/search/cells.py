@@ -70,7 +70,9 @@ def find_cell(trace: RankTrace, cost: CostTable, options: OptimizeOptions) -> Ce
     """
     place: dict[str, Any] = {"context": options.context, "batch": options.batch, "seed": options.seed}
     basis = basis_of(cost, options.batch, options.context) or "nearest"
-    draft = best_of_kinds(trace, cost, replace(options, trials=0), drafting=True)
+    # Where rules leave it to Optuna, it is needed; beside an exact search it would say nothing new.
+    trials = options.trials if options.constraints.restricts_static else 0
+    draft = best_of_kinds(trace, cost, replace(options, trials=trials), drafting=True)
     if draft is not None and draft.evaluation.speedup_predicted and draft.evaluation.speedup_predicted > 1:
         best, figures = draft.topology, draft.evaluation
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,13 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
+class Trees(Protocol):
+    """The best trees of all sizes, however they were found."""
+
+    def tree(self, num_nodes: int, max_depth: int) -> StaticTree:
+        """The best tree of ``num_nodes`` nodes no deeper than ``max_depth``."""
+
+
 @dataclass(frozen=True, eq=False)
 class ExactResult:
     """What the search found.
@@ -37,7 +44,7 @@ class ExactResult:
         last_kept: the winner's least valuable node; None for N = 0.
         first_out: the most valuable node outside; None when there is none.
         notes: limits that the search ran into.
-        growth: the nodes, from which any point's tree can be had.
+        growth: from which any point's tree can be had.
         max_nodes, max_depth: the limits searched, after cutting them to what the costs cover.
     """
 
@@ -48,7 +55,7 @@ class ExactResult:
     last_kept: NodeMargin | None
     first_out: NodeMargin | None
     notes: tuple[str, ...]
-    growth: Growth
+    growth: Trees
     max_nodes: int
     max_depth: int
 
@@ -119,7 +126,7 @@ def exact_search(
             max_nodes, depth = _clamp(cost, max_nodes, depth, batch, context, notes)
     # One node more than the budget, so that the first node left out is known there too.
     growth = grow_all(source, max_nodes=max_nodes + 1, max_depth=depth)
-    steps = _StepCosts.of(cost, depth, batch, context)
+    steps = StepCosts.of(cost, depth, batch, context)
     curve = _curve(growth, max_nodes, steps)
     score = curve.score(objective)
     winner = int(np.lexsort((curve.depth, curve.num_nodes, -score))[0])
@@ -163,14 +170,15 @@ def _clamp(
 
 
 @dataclass(frozen=True, eq=False)
-class _StepCosts:
+class StepCosts:
     """Costs as arrays: verify ms by rows - 1, draft ms by depth; empty without a cost table."""
 
     verify: Floats
     draft: Floats
 
     @classmethod
-    def of(cls, cost: CostTable | None, max_depth: int, batch: int, context: int | None) -> _StepCosts:
+    def of(cls, cost: CostTable | None, max_depth: int, batch: int, context: int | None) -> StepCosts:
+        """The costs of one batch and context, for trees no deeper than ``max_depth``."""
         if cost is None:
             return cls(np.zeros(0), np.zeros(0))
         limit = cost.depth_limit(batch=batch)
@@ -191,7 +199,7 @@ class _StepCosts:
         return None if np.isnan(ms) else ms
 
 
-def _curve(growth: Growth, max_nodes: int, steps: _StepCosts) -> Curve:
+def _curve(growth: Growth, max_nodes: int, steps: StepCosts) -> Curve:
     sizes, depths, tokens = [np.zeros(1, dtype=np.int64)], [np.zeros(1, dtype=np.int64)], [np.ones(1)]
     for limit, full in enumerate(growth.orders, start=1):
         order = full[:max_nodes]
@@ -205,7 +213,7 @@ def _curve(growth: Growth, max_nodes: int, steps: _StepCosts) -> Curve:
     return Curve(num_nodes, depth, tau, ms, 1e3 * tau / ms, tau * (ms[0] / ms))
 
 
-def _last_kept(growth: Growth, best: CurvePoint, steps: _StepCosts) -> NodeMargin | None:
+def _last_kept(growth: Growth, best: CurvePoint, steps: StepCosts) -> NodeMargin | None:
     if best.num_nodes == 0:
         return None
     order = growth.order(best.depth)[: best.num_nodes]
@@ -213,7 +221,7 @@ def _last_kept(growth: Growth, best: CurvePoint, steps: _StepCosts) -> NodeMargi
     return _margin(growth, int(order[-1]), best, steps.one(best.num_nodes - 1, depth_without), sign=-1)
 
 
-def _first_out(growth: Growth, best: CurvePoint, max_depth: int, steps: _StepCosts) -> NodeMargin | None:
+def _first_out(growth: Growth, best: CurvePoint, max_depth: int, steps: StepCosts) -> NodeMargin | None:
     kept = set(growth.order(best.depth)[: best.num_nodes].tolist())
     outside = next((int(i) for i in growth.order(max_depth) if int(i) not in kept), None)
     if outside is None:

@@ -64,7 +64,12 @@ class Growth:
 
 
 def grow_all(
-    source: Source, *, max_nodes: int, max_depth: int, max_children: Sequence[int | None] | None = None
+    source: Source,
+    *,
+    max_nodes: int,
+    max_depth: int,
+    max_children: Sequence[int | None] | None = None,
+    max_width: int | None = None,
 ) -> Growth:
     """Best trees of up to ``max_nodes`` nodes for every depth limit up to ``max_depth``.
 
@@ -72,7 +77,10 @@ def grow_all(
         source: values of nodes; nodes of value 0 are never taken.
         max_nodes: largest size.
         max_depth: deepest limit, cut to what the source knows.
-        max_children: most children of a node, by depth of the children (1 first); None = no limit.
+        max_children: most children of a node, by depth of the children (1 first); None = no limit. The most valuable
+            children are kept, which is optimal where all nodes of a depth share one law of children (the product
+            model); otherwise a child of less value may have the richer subtree.
+        max_width: most nodes of a level, the most valuable ones, with the same reservation.
     """
     kept: list[Children] = []
     orders: list[Ints] = []
@@ -82,7 +90,8 @@ def grow_all(
     for depth in range(1, min(max_depth, source.max_depth) + 1 if max_nodes > 0 else 1):
         floor = float(order_values[-1]) if len(order) == max_nodes else 0.0
         cap = max_children[depth - 1] if max_children is not None else None
-        level = _best(source.expand(depth, nodes, values, cap), max_nodes, floor)
+        widest = max_nodes if max_width is None else min(max_nodes, max_width)
+        level = _best(source.expand(depth, nodes, values, cap), widest, floor)
         if not len(level.rank):
             break
         order, order_values = _merge(order, order_values, total + np.arange(len(level.rank)), level.value, max_nodes)

@@ -13,6 +13,8 @@ from typing import Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
+from mtp_bench.search.constrained import within_rules
+from mtp_bench.search.constraints import UNCONSTRAINED, Constraints
 from mtp_bench.search.curve import SPEED
 from mtp_bench.search.estimators import TRIE, fit
 from mtp_bench.topology import StaticTree
@@ -113,11 +115,13 @@ def choose_on_half(
     estimator: str = TRIE,
     seed: int = 0,
     resamples: int = RESAMPLES,
+    constraints: Constraints = UNCONSTRAINED,
+    trials: int = 0,
 ) -> HeldOut:
     """Choose on one half of the prompts, replay on the other, both ways.
 
     ``estimator`` is one of :data:`~mtp_bench.search.estimators.ESTIMATORS`; the other arguments are those of
-    :func:`~mtp_bench.search.exact.exact_search`.
+    :func:`~mtp_bench.search.constrained.constrained_search`.
 
     Raises:
         InputError: fewer than two prompts with steps in them.
@@ -125,11 +129,12 @@ def choose_on_half(
     halves = split(trace, seed)
     train, held_out = Pool([], [], []), Pool([], [], [])
     trees: list[StaticTree] = []
+    limits: dict[str, Any] = {
+        "max_nodes": max_nodes, "max_depth": max_depth, "context": context, "batch": batch, "objective": objective,
+    }  # fmt: skip
     for chosen_on, other in halves:
-        found = fit(
-            estimator, chosen_on, cost,
-            max_nodes=max_nodes, max_depth=max_depth, context=context, batch=batch, objective=objective,
-        ).exact  # fmt: skip
+        fitted = fit(estimator, chosen_on, cost, **limits)
+        found = within_rules(fitted, cost, constraints=constraints, trials=trials, seed=seed, **limits)
         trees.append(found.tree)
         train.add(chosen_on, found.tree, found.best.step_ms)
         held_out.add(other, found.tree, found.best.step_ms)

@@ -2,8 +2,8 @@
 
 A run is a folder ``results/NAME/`` of plain files, each re-readable without torch:
 ``run.json`` (manifest), ``trace.npz``, ``acceptance.csv``, ``cost.csv``, ``optimize.json``, ``topology.json``,
-``schedule.json``, ``operating_range.json``, ``pareto.json``, ``bench.csv``, ``bench.json``, ``throughput.csv``,
-``throughput.json``, ``plots/``, ``report.html``.
+``schedule.json``, ``operating_range.json``, ``pareto.json``, ``measured.csv``, ``bench.csv``, ``bench.json``,
+``throughput.csv``, ``throughput.json``, ``plots/``, ``report.html``.
 """
 
 from __future__ import annotations
@@ -70,6 +70,16 @@ class RunFolder:
     def bench_json(self) -> Path:
         """Real decoding, summed up."""
         return self.path / "bench.json"
+
+    @property
+    def race(self) -> Path:
+        """Laps of a race of optimize-tree --measure that is not over."""
+        return self.path / "race.jsonl"
+
+    @property
+    def measured_csv(self) -> Path:
+        """Laps of the last such race: real decoding, prompt by prompt."""
+        return self.path / "measured.csv"
 
     @property
     def schedule(self) -> Path:

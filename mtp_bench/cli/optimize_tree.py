@@ -78,6 +78,14 @@ def optimize_tree(
     study: Annotated[
         str, typer.Option(help="Name of the study in --storage; workers that name it share it.")
     ] = "mtp-bench",
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Decode the candidates near the best for real; the fastest is taken.")
+    ] = False,
+    measure_limit: Annotated[int, typer.Option(min=2, help="Most prompts of --measure, balanced by category.")] = 18,
+    measure_candidates: Annotated[int, typer.Option(min=1, help="Most candidates of --measure besides N = 0.")] = 6,
+    model: Annotated[str | None, typer.Option("--model", help="For --measure; the run's model when left out.")] = None,
+    heads: Annotated[str | None, typer.Option("--heads", help="For --measure; the run's heads when left out.")] = None,
+    device: options.Device = "auto",
     seed: options.Seed = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Topology file; topology.json in the run if left out.")
@@ -87,6 +95,7 @@ def optimize_tree(
     """Find the tree of at most --budget nodes with the highest predicted speed; exact, with Optuna beside it."""
     from mtp_bench.cli.acceptance import read_measured
     from mtp_bench.cli.categories import parse_weights, weigh, worst_category_and_write
+    from mtp_bench.cli.measure import MeasureOptions, check_measurable, check_measured, measure_and_write
     from mtp_bench.cli.operating import pareto_and_write, range_and_write, schedule_and_write
     from mtp_bench.cli.output import emit_json
     from mtp_bench.search.engine_rules import parse_rules
@@ -101,6 +110,8 @@ def optimize_tree(
     contexts = options.parse_sizes(context, "--context", "contexts") if context is not None else ()
     weights = parse_weights(weight)
     measured = weigh(read_measured(profile, acceptance, cost), weights)
+    if measure:
+        check_measurable(measured, batches, contexts, objective)
     place = contexts[0] if contexts else measured.mean_context if cost is None else None
     kinds: dict[str, Any] = {"kind": kind, "estimator": estimator, "constraints": constraints}
     limits: dict[str, Any] = {"budget": budget, "max_depth": max_depth, "seed": seed, "out": out}
@@ -115,12 +126,17 @@ def optimize_tree(
     elif len(batches) > 1:
         document = schedule_and_write(measured, batches, context=place, **kinds, **limits)
     else:
-        _, document = search_and_write(
+        found, document = search_and_write(
             measured, objective=objective, context=place, batch=batches[0], trials=trials, seeded=not unseeded,
             storage=storage, study=study, weights=weights, **kinds, **limits,
         )  # fmt: skip
+        if measure:
+            race = MeasureOptions(measure_limit, measure_candidates, model, heads, device, seed)
+            document = measure_and_write(found, document, measured, race, out)
     if json_output:
         emit_json(document)
+    if measure:
+        check_measured(document)
 
 
 def _check_question(

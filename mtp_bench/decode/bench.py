@@ -116,7 +116,7 @@ def run_bench(
                 done += 1
                 if on_progress is not None:
                     on_progress(done, planned)
-            rows += [_row(base, name, repeat, answer, outcome) for name in names]
+            rows += [bench_row(base, name, repeat, answer, outcome) for name in names]
             if between is not None:
                 between()
     return rows
@@ -125,6 +125,12 @@ def run_bench(
 def _arms(
     base: BaseModel, contenders: Mapping[str, Contender], answers: Sequence[Answer], others: Mapping[str, Arm]
 ) -> dict[str, Arm]:
+    own = engine_arms(base, {ENGINE_BASELINE: Contender(StaticTree(()), None), **contenders}, answers)
+    return {ENGINE_BASELINE: own.pop(ENGINE_BASELINE), **others} | own
+
+
+def engine_arms(base: BaseModel, contenders: Mapping[str, Contender], answers: Sequence[Answer]) -> dict[str, Arm]:
+    """How each contender decodes an answer's prompt, to the answer's number of tokens, with this engine."""
     longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
     widest = max([one.topology.rows for one in contenders.values()], default=1)
     # One cache for all arms: the memory of the largest, and no arm profits from a warmer one.
@@ -135,8 +141,7 @@ def _arms(
         decoder = Decoder(base, heads, one.topology, max_length=longest, cache=cache)
         return lambda answer: next(iter(decoder.run([_request(answer)])))
 
-    baseline = {ENGINE_BASELINE: engine(Contender(StaticTree(()), None))}
-    return {**baseline, **others} | {name: engine(one) for name, one in contenders.items()}
+    return {name: engine(one) for name, one in contenders.items()}
 
 
 def _request(answer: Answer) -> Request:
@@ -207,7 +212,8 @@ class _TokenClock:
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def _row(base: BaseModel, name: str, repeat: int, answer: Answer, outcome: Mapping[str, Generation]) -> BenchRow:
+def bench_row(base: BaseModel, name: str, repeat: int, answer: Answer, outcome: Mapping[str, Generation]) -> BenchRow:
+    """The row of arm ``name`` in ``outcome``, its text held against the engine baseline's there."""
     generation, reference = outcome[name], outcome[ENGINE_BASELINE]
     divergence = first_divergence(generation.tokens, reference.tokens)
     return BenchRow(

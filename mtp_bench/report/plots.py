@@ -27,6 +27,7 @@ from mtp_bench.report import (
     training,
     trees,
 )
+from mtp_bench.report import measured as race
 from mtp_bench.report.inputs import RunInputs
 from mtp_bench.topology import Path, StaticTree, chain, resolve
 from mtp_bench.trace import AcceptanceTable
@@ -135,6 +136,14 @@ def _prediction(inputs: RunInputs) -> Plot | None:
     return None if data is None else Plot("prediction", PREDICTION, prediction.draw_predictions(data), data.export())
 
 
+def _measured(inputs: RunInputs) -> Plot | None:
+    result = (inputs.optimize or {}).get("measured")
+    if not isinstance(result, Mapping):
+        return None
+    frame = race.measured_frame(result)
+    return Plot(race.NAME, race.TITLE, race.draw_measured(frame, result), frame)
+
+
 def _budget(inputs: RunInputs) -> Plot | None:
     frame = budget.budget_frame(inputs.bench_summary) if inputs.bench_summary is not None else None
     return None if frame is None else Plot("step_budget", BUDGET, budget.draw_budget(frame), frame)
@@ -203,6 +212,7 @@ TRAINING = "Training of the heads"
 
 BUILDERS: tuple[tuple[str, Builder, str], ...] = (
     (PREDICTION, _prediction, "bench.csv or bench.json with predictions (mtp-bench bench)"),
+    (race.TITLE, _measured, "optimize.json with a race (mtp-bench optimize-tree --measure)"),
     (BUDGET, _budget, "bench.json with the parts of a step (mtp-bench bench)"),
     (THROUGHPUT, _throughput, "throughput.json (mtp-bench bench --batch 1,4,8)"),
     (SCHEDULE, _schedule, "schedule.json (mtp-bench optimize-tree --batch 1,4,8)"),

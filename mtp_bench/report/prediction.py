@@ -148,7 +148,7 @@ def draw_predictions(data: Predictions) -> Figure:
 def _draw_trees(axes: Axes, data: Predictions) -> None:
     trees = data.trees
     ends = trees[[name for name in TREES[2:] if name in trees]].to_numpy(float)
-    _diagonal(axes, float(np.nanmin(ends)), float(np.nanmax(ends)))
+    diagonal(axes, float(np.nanmin(ends)), float(np.nanmax(ends)))
     for place, row in enumerate(trees.to_dict("records")):
         bars = [
             None
@@ -177,7 +177,7 @@ def _label(row: Mapping[Any, Any]) -> str:
 
 def _draw_prompts(axes: Axes, data: Predictions) -> None:
     values = data.prompts[["predicted", "measured"]].to_numpy(float)
-    _diagonal(axes, float(values.min()), float(values.max()))
+    diagonal(axes, float(values.min()), float(values.max()))
     order = list(data.trees["tree"])
     for tree, group in data.prompts.groupby("tree", sort=False):
         colour, marker = _look(order.index(tree))
@@ -191,7 +191,7 @@ def _look(place: int) -> tuple[str, str]:
     return style.CYCLE[place % len(style.CYCLE)], style.MARKERS[place % len(style.MARKERS)]
 
 
-def _diagonal(axes: Axes, low: float, high: float) -> None:
+def diagonal(axes: Axes, low: float, high: float) -> None:
     """y = x, the band around it, and equal axes."""
     room = max(0.1 * (high - low), 0.12 * high - (high - low) / 2)  # never so near that 5% fills the picture
     ends: Sequence[float] = (max(low - room, 0), high + room)

@@ -56,7 +56,7 @@ def weigh(measured: Measured, weights: dict[str, float]) -> Measured:
 
 def compared_with_unweighted(measured: Measured, chosen: Topology, options: OptimizeOptions) -> list[dict[str, Any]]:
     """By category, the replay of ``chosen`` beside the best topology of all prompts counted alike."""
-    from mtp_bench.search.categories import compare_categories
+    from mtp_bench.search.by_category.categories import compare_categories
     from mtp_bench.search.optimize import best_of_kinds
     from mtp_bench.trace import RankTrace
 
@@ -94,9 +94,9 @@ def worst_category_and_write(
 ) -> dict[str, Any]:  # fmt: skip
     """Maximise the slowest category's speed, print, and write topology.json and (in a run folder) optimize.json."""
     from mtp_bench.files import write_json
+    from mtp_bench.search.by_category.worst_category import held_out_worst, worst_category, worst_category_optuna
     from mtp_bench.search.evaluate import evaluate
     from mtp_bench.search.optimize import OptimizeOptions
-    from mtp_bench.search.worst_category import held_out_worst, worst_category, worst_category_optuna
     from mtp_bench.topology import TopologyDocument
     from mtp_bench.trace import RankTrace
 

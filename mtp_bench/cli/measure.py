@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
     from mtp_bench.decode.answers import Answer
     from mtp_bench.models.base import BaseModel
-    from mtp_bench.search.candidates import Candidate
     from mtp_bench.search.optimize import Optimization
-    from mtp_bench.search.race import Heat, Race, RaceRules
+    from mtp_bench.search.race.candidates import Candidate
+    from mtp_bench.search.race.run import Heat, Race, RaceRules
 
 
 @dataclass(frozen=True)
@@ -79,9 +79,9 @@ def measure_and_write(
     from mtp_bench.profile.measured import decoding_heat, measured_document, write_laps
     from mtp_bench.progress import warn
     from mtp_bench.report.measured import write_measured
-    from mtp_bench.search.candidates import race_candidates
-    from mtp_bench.search.race import RaceRules
-    from mtp_bench.search.race_log import RaceLog
+    from mtp_bench.search.race.candidates import race_candidates
+    from mtp_bench.search.race.log import RaceLog
+    from mtp_bench.search.race.run import RaceRules
 
     run = measured.run
     assert run is not None  # checked by check_measurable
@@ -130,8 +130,8 @@ def _key(base: BaseModel, heads: object, candidates: list[Candidate], answers: l
 
 def _race(candidates: list[Candidate], answers: list[Answer], heat: Heat, rules: RaceRules, resumed: int) -> Race:
     from mtp_bench.progress import progress, say
-    from mtp_bench.search.candidates import BASELINE
-    from mtp_bench.search.race import Entrant, balanced_order, run_race
+    from mtp_bench.search.race.candidates import BASELINE
+    from mtp_bench.search.race.run import Entrant, balanced_order, run_race
 
     if resumed:
         say(f"going on with a race of which {resumed} prompts are decoded")

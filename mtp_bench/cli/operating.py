@@ -21,8 +21,8 @@ def schedule_and_write(
 ) -> dict[str, Any]:
     """Search every batch size, print, and write schedule.json with its plot (in the run, or to ``out``)."""
     from mtp_bench.report.schedule import write_schedule
+    from mtp_bench.search.operating.schedule import schedule
     from mtp_bench.search.optimize import OptimizeOptions
-    from mtp_bench.search.schedule import schedule
 
     trace, cost = _needed(measured, "a schedule")
     options = OptimizeOptions(context=context, **wanted)
@@ -42,7 +42,7 @@ def range_and_write(
 ) -> dict[str, Any]:
     """Search every batch size and context, print, and write operating_range.json with its map."""
     from mtp_bench.report.operating_range import write_operating_range
-    from mtp_bench.search.operating_range import operating_range
+    from mtp_bench.search.operating.operating_range import operating_range
     from mtp_bench.search.optimize import OptimizeOptions
 
     trace, cost = _needed(measured, "a map")
@@ -65,8 +65,8 @@ def pareto_and_write(
 ) -> dict[str, Any]:
     """Find the front of latency against throughput, print, and write pareto.json with its plot."""
     from mtp_bench.report.pareto import write_pareto
+    from mtp_bench.search.operating.pareto import pareto
     from mtp_bench.search.optimize import OptimizeOptions
-    from mtp_bench.search.pareto import pareto
 
     trace, cost = _needed(measured, "a Pareto front")
     found = pareto(trace, cost, OptimizeOptions(context=context, trials=trials, **wanted), batches)
@@ -114,7 +114,7 @@ def _sharing(
     trace: RankTrace, cost: CostTable, options: OptimizeOptions, places: list[tuple[int, int | None]]
 ) -> dict[str, Any]:
     """What sharing one budget among requests could gain at each of ``places``."""
-    from mtp_bench.search.shared_budget import bounds, gains
+    from mtp_bench.search.operating.shared_budget import bounds, gains
 
     found = gains(trace, max_nodes=options.budget, max_depth=options.max_depth)
     return {

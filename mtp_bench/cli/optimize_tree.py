@@ -13,8 +13,8 @@ from mtp_bench.errors import InputError
 if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
     from mtp_bench.search import NodeMargin
-    from mtp_bench.search.constraints import Constraints
     from mtp_bench.search.optimize import Optimization
+    from mtp_bench.search.rules.constraints import Constraints
 
 OBJECTIVES = ("speed", "tokens", "worst-category", "pareto")
 
@@ -98,7 +98,7 @@ def optimize_tree(
     from mtp_bench.cli.measure import MeasureOptions, check_measurable, check_measured, measure_and_write
     from mtp_bench.cli.operating import pareto_and_write, range_and_write, schedule_and_write
     from mtp_bench.cli.output import emit_json
-    from mtp_bench.search.engine_rules import parse_rules
+    from mtp_bench.search.rules.engine_rules import parse_rules
 
     constraints = parse_rules(rules, engine_rules)
     if kind not in ("auto", "static", "dynamic", "chain"):
@@ -175,7 +175,7 @@ def _check_question(
 
 
 def _estimator(name: str, independent: bool) -> str:
-    from mtp_bench.search.estimators import INDEPENDENT, TRIE, check_estimator
+    from mtp_bench.search.values.estimators import INDEPENDENT, TRIE, check_estimator
 
     check_estimator(name)
     if independent and name not in (TRIE, INDEPENDENT):

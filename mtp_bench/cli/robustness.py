@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from mtp_bench.search.chosen_size import ChosenSizes
-    from mtp_bench.search.comparison import Compared
-    from mtp_bench.search.refit import Refit
-    from mtp_bench.search.robustness import Robustness
+    from mtp_bench.search.robustness.chosen_size import ChosenSizes
+    from mtp_bench.search.robustness.comparison import Compared
+    from mtp_bench.search.robustness.summary import Robustness
+    from mtp_bench.search.values.refit import Refit
     from mtp_bench.trace import Interval
 
 

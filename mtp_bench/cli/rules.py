@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 def echo_rules(exact: ExactResult) -> None:
     """Print the rules, how far the result is proven, and the optimum without them; nothing where there were none."""
-    from mtp_bench.search.constrained import ConstrainedResult
-    from mtp_bench.search.engine_rules import ENGINE_RULES
+    from mtp_bench.search.rules.constrained import ConstrainedResult
+    from mtp_bench.search.rules.engine_rules import ENGINE_RULES
 
     if not isinstance(exact, ConstrainedResult) or exact.bound is None:
         return

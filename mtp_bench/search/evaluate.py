@@ -18,7 +18,7 @@ import numpy.typing as npt
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.search.replays import replay_once, token_draws
-from mtp_bench.search.sources import Path, Source, expected_tokens_per_step
+from mtp_bench.search.values.sources import Path, Source, expected_tokens_per_step
 from mtp_bench.topology import DynamicTree, Topology
 from mtp_bench.trace import Interval, RankTrace, accepted_lengths, interval_of
 from mtp_bench.trace.bootstrap import RESAMPLES

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.constraints import UNCONSTRAINED, Constraints
-from mtp_bench.search.curve import SPEED
 from mtp_bench.search.evaluate import Evaluation, evaluate_all
-from mtp_bench.search.optuna_search import import_optuna
+from mtp_bench.search.exact.curve import SPEED
 from mtp_bench.search.replays import replay_once
+from mtp_bench.search.rules.constraints import UNCONSTRAINED, Constraints
+from mtp_bench.search.studies.optuna_search import import_optuna
 from mtp_bench.topology import DynamicTree, StaticTree, Topology, chain, name_of
 from mtp_bench.trace import RankTrace
 

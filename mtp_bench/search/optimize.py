@@ -8,13 +8,9 @@ from typing import Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.constrained import constrained_search, within_rules
-from mtp_bench.search.constraints import UNCONSTRAINED, Constraints
-from mtp_bench.search.curve import SPEED, CurvePoint
-from mtp_bench.search.estimators import TRIE, Fit, check_table_estimator, fit
 from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
-from mtp_bench.search.exact import ExactResult
-from mtp_bench.search.held_out import HeldOut, choose_on_half
+from mtp_bench.search.exact.curve import SPEED, CurvePoint
+from mtp_bench.search.exact.search import ExactResult
 from mtp_bench.search.kinds import (
     BestOfKind,
     DynamicSearch,
@@ -25,9 +21,13 @@ from mtp_bench.search.kinds import (
     dynamic_search,
     wanted_kinds,
 )
-from mtp_bench.search.optuna_search import STUDY, OptunaResult, optuna_search
-from mtp_bench.search.robustness import Robustness
-from mtp_bench.search.sources import MarginalSource, Path, Source
+from mtp_bench.search.robustness.held_out import HeldOut, choose_on_half
+from mtp_bench.search.robustness.summary import Robustness
+from mtp_bench.search.rules.constrained import constrained_search, within_rules
+from mtp_bench.search.rules.constraints import UNCONSTRAINED, Constraints
+from mtp_bench.search.studies.optuna_search import STUDY, OptunaResult, optuna_search
+from mtp_bench.search.values.estimators import TRIE, Fit, check_table_estimator, fit
+from mtp_bench.search.values.sources import MarginalSource, Path, Source
 from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import AcceptanceTable, RankTrace
 
@@ -45,7 +45,7 @@ class OptimizeOptions:
         seeded: start the study from the exact optimum.
         storage: where the study is kept, None = in memory.
         study: its name there.
-        estimator: where node values come from, one of :data:`~mtp_bench.search.estimators.ESTIMATORS`.
+        estimator: where node values come from, one of :data:`~mtp_bench.search.values.estimators.ESTIMATORS`.
         constraints: what the engine loads. Optuna then searches only what the exact methods cannot.
     """
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.curve import SPEED
 from mtp_bench.search.evaluate import Evaluation, evaluate_all
-from mtp_bench.search.exact import exact_search
-from mtp_bench.search.growth import Growth, grow_all
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.exact.curve import SPEED
+from mtp_bench.search.exact.growth import Growth, grow_all
+from mtp_bench.search.exact.search import exact_search
+from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import Interval, RankTrace
 

@@ -11,8 +11,8 @@ import pytest
 from acceptance_cases import cost_table, synthetic_trace
 
 from mtp_bench.search import TrieSource, exact_search
-from mtp_bench.search.shrunk import ShrunkSource
-from mtp_bench.search.trie import PathIndex
+from mtp_bench.search.values.shrunk import ShrunkSource
+from mtp_bench.search.values.trie import PathIndex
 from mtp_bench.trace import RankTrace, resample_weights
 
 COST = cost_table({1: 10.0, 64: 14.0, 1025: 60.0})

@@ -11,7 +11,7 @@ from acceptance_cases import hidden_difficulty_trace
 
 from mtp_bench.cli import run
 from mtp_bench.cli.robustness import _faster
-from mtp_bench.search.comparison import Compared
+from mtp_bench.search.robustness.comparison import Compared
 from mtp_bench.trace import Interval
 
 COST = "rows,median_ms\n1,10.0\n16,11.0\n64,14.0\n"

@@ -11,8 +11,8 @@ from acceptance_cases import synthetic_trace
 
 from mtp_bench.cli import run
 from mtp_bench.cost import CostPoint, CostTable
-from mtp_bench.search.exact import exact_search
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.exact.search import exact_search
+from mtp_bench.search.values.trie import TrieSource
 
 
 @pytest.fixture

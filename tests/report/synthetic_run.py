@@ -14,10 +14,10 @@ from mtp_bench.decode.bench import ENGINE_BASELINE
 from mtp_bench.decode.throughput import ThroughputRow
 from mtp_bench.profile.costs import StepCost
 from mtp_bench.profile.throughput import throughput_document
-from mtp_bench.search.operating_range import operating_range
+from mtp_bench.search.operating.operating_range import operating_range
+from mtp_bench.search.operating.pareto import pareto
+from mtp_bench.search.operating.schedule import schedule
 from mtp_bench.search.optimize import OptimizeOptions, optimize
-from mtp_bench.search.pareto import pareto
-from mtp_bench.search.schedule import schedule
 from mtp_bench.topology import StaticTree, TopologyDocument, chain
 from mtp_bench.trace import AcceptanceTable, RankTrace, batch_passes, replay
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from acceptance_cases import all_trees
 from hypothesis import strategies as st
 
-from mtp_bench.search.constraints import Constraints
+from mtp_bench.search.rules.constraints import Constraints
 from mtp_bench.topology import StaticTree
 
 RANKS, DEPTH, NODES = 3, 3, 6

@@ -5,8 +5,8 @@ import pytest
 from acceptance_cases import cost_table, hidden_difficulty_trace, synthetic_trace
 
 from mtp_bench.search import TrieSource, exact_search
-from mtp_bench.search.chosen_size import chosen_sizes
-from mtp_bench.search.estimators import ESTIMATORS, fit
+from mtp_bench.search.robustness.chosen_size import chosen_sizes
+from mtp_bench.search.values.estimators import ESTIMATORS, fit
 from mtp_bench.trace import RankTrace, resample_weights
 
 COST = cost_table({1: 10.0, 64: 16.0})

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rule_oracles import DEPTH, NODES, RANKS, SMALL_TREES, obeys, rules
 
 from mtp_bench.search import MarginalSource, TrieSource, exact_search, expected_tokens_per_step
-from mtp_bench.search.constrained import ConstrainedResult, constrained_search
-from mtp_bench.search.constraints import Constraints
-from mtp_bench.search.uniform import branching_of
+from mtp_bench.search.rules.constrained import ConstrainedResult, constrained_search
+from mtp_bench.search.rules.constraints import Constraints
+from mtp_bench.search.rules.uniform import branching_of
 from mtp_bench.topology.shapes import uniform_tree
 
 
@@ -107,8 +107,8 @@ def test_optuna_finds_what_the_exact_methods_find(monkeypatch, rule, seed):
     rng = np.random.default_rng(seed)
     source, cost = trie_source(rng), uneven_costs(rng)
     exact = constrained_search(source, cost, max_nodes=NODES, constraints=rule)
-    monkeypatch.setattr("mtp_bench.search.uniform.MOST_VECTORS", 0)
-    monkeypatch.setattr("mtp_bench.search.constrained.MOST_WORK", 0)
+    monkeypatch.setattr("mtp_bench.search.rules.uniform.MOST_VECTORS", 0)
+    monkeypatch.setattr("mtp_bench.search.rules.constrained.MOST_WORK", 0)
     found = constrained_search(source, cost, max_nodes=NODES, constraints=rule, trials=150)
     assert exact.proven
     assert found.method.startswith("optuna")
@@ -126,8 +126,8 @@ def test_what_optuna_finds_keeps_the_rules_and_its_word(seed, width, contiguous,
     rule = Constraints(max_width=width, contiguous=contiguous, max_children=children, uniform=uniform)
     exact = constrained_search(source, cost, max_nodes=NODES, constraints=rule)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mtp_bench.search.uniform.MOST_VECTORS", 0)
-        patch.setattr("mtp_bench.search.constrained.MOST_WORK", 0)
+        patch.setattr("mtp_bench.search.rules.uniform.MOST_VECTORS", 0)
+        patch.setattr("mtp_bench.search.rules.constrained.MOST_WORK", 0)
         found = constrained_search(source, cost, max_nodes=NODES, constraints=rule, trials=12)
     for point in found.curve.best_by_size("tokens"):
         tree = found.tree_of(point)
@@ -139,9 +139,9 @@ def test_what_optuna_finds_keeps_the_rules_and_its_word(seed, width, contiguous,
 def test_no_branching_is_scored_twice(monkeypatch):
     """Many parameters name one branching: it ends where a level has no children, or the budget does."""
     asked = []
-    real = __import__("mtp_bench.search.uniform", fromlist=["x"]).UniformTokens.__call__
-    monkeypatch.setattr("mtp_bench.search.uniform.MOST_VECTORS", 0)
-    monkeypatch.setattr("mtp_bench.search.constrained.uniform.UniformTokens.__call__",
+    real = __import__("mtp_bench.search.rules.uniform", fromlist=["x"]).UniformTokens.__call__
+    monkeypatch.setattr("mtp_bench.search.rules.uniform.MOST_VECTORS", 0)
+    monkeypatch.setattr("mtp_bench.search.rules.constrained.uniform.UniformTokens.__call__",
                         lambda self, b: (asked.append(b), real(self, b))[1])  # fmt: skip
     found = constrained_search(
         trie_source(np.random.default_rng(0)), None, max_nodes=NODES, constraints=Constraints(uniform=True),

@@ -5,9 +5,9 @@ import pytest
 from acceptance_cases import read_data
 
 from mtp_bench.errors import InputError
-from mtp_bench.search.constraints import UNCONSTRAINED, Constraints, DynamicRules
-from mtp_bench.search.engine_rules import ENGINE_RULES, engine_rules, parse_rules
-from mtp_bench.search.filling import capacity, fill
+from mtp_bench.search.rules.constraints import UNCONSTRAINED, Constraints, DynamicRules
+from mtp_bench.search.rules.engine_rules import ENGINE_RULES, engine_rules, parse_rules
+from mtp_bench.search.rules.filling import capacity, fill
 from mtp_bench.topology import DynamicTree, StaticTree, chain
 from mtp_bench.topology.shapes import uniform_tree
 

@@ -7,10 +7,10 @@ from hypothesis import given
 
 from mtp_bench.errors import InputError
 from mtp_bench.search import TrieSource, choose_on_half, exact_search
-from mtp_bench.search.comparison import compare_estimators, overfit_curve
-from mtp_bench.search.estimators import ESTIMATORS, INDEPENDENT, REFIT, SHRUNK, TRIE, fit
-from mtp_bench.search.independent import MarginalHits
 from mtp_bench.search.optimize import OptimizeOptions, optimize
+from mtp_bench.search.robustness.comparison import compare_estimators, overfit_curve
+from mtp_bench.search.values.estimators import ESTIMATORS, INDEPENDENT, REFIT, SHRUNK, TRIE, fit
+from mtp_bench.search.values.independent import MarginalHits
 from mtp_bench.trace import AcceptanceTable, paired_difference, replay
 
 COST = cost_table({1: 10.0, 16: 11.0, 64: 14.0})

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mtp_bench.cost import CostPoint, CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.operating_range import operating_range
+from mtp_bench.search.operating.operating_range import operating_range
+from mtp_bench.search.operating.schedule import join
 from mtp_bench.search.optimize import OptimizeOptions
-from mtp_bench.search.schedule import join
 
 # Rank 0 is right with 0.6, rank 1 with 0.3; depth 1 only.
 TRACE = make_trace([[[0]] * 6 + [[1]] * 3 + [[-1]] * 1 + [[-1]]] * 4, top_k=2, depth=1)

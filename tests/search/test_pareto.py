@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_schedule import BATCHES, costs, trace
 
+from mtp_bench.search.operating.pareto import ParetoPoint, area, pareto, undominated
 from mtp_bench.search.optimize import OptimizeOptions
-from mtp_bench.search.pareto import ParetoPoint, area, pareto, undominated
 from mtp_bench.topology import chain
 from mtp_bench.trace import replay
 

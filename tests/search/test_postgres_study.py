@@ -15,7 +15,7 @@ import pytest
 from study_runs import check_study, finish, read_study, start, write_inputs
 
 from mtp_bench.errors import InputError
-from mtp_bench.search.storage import open_storage
+from mtp_bench.search.studies.storage import open_storage
 
 USER, PASSWORD = "bench", "ge%heim"
 

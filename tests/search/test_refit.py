@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from mtp_bench.errors import InputError
 from mtp_bench.search import TrieSource, exact_search, expected_tokens_per_step
-from mtp_bench.search.refit import refit
-from mtp_bench.search.trie import PathIndex
+from mtp_bench.search.values.refit import refit
+from mtp_bench.search.values.trie import PathIndex
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import replay, step_starts
 

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from test_kinds import trace_with_pools
 
 from mtp_bench.cost import DYNAMIC_DRAFT, VERIFY, CostPoint, CostTable
-from mtp_bench.search.exact import exact_search
-from mtp_bench.search.growth import grow_all
-from mtp_bench.search.shared_budget import bounds, divided, filled, gains, static_places, uniform
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.exact.growth import grow_all
+from mtp_bench.search.exact.search import exact_search
+from mtp_bench.search.operating.shared_budget import bounds, divided, filled, gains, static_places, uniform
+from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.topology import DynamicTree
 from mtp_bench.trace import RankTrace, accepted_lengths
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mtp_bench.errors import InputError
 from mtp_bench.search import MarginalSource, TrieSource, exact_search, expected_tokens_per_step, grow, grow_all
-from mtp_bench.search.shrunk import ShrunkSource
+from mtp_bench.search.values.shrunk import ShrunkSource
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import AcceptanceTable
 

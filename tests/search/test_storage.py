@@ -13,8 +13,9 @@ from acceptance_cases import T3_RATES, t3_cost
 
 from mtp_bench.cli import run
 from mtp_bench.errors import InputError
-from mtp_bench.search import MarginalSource, OptunaResult, optuna_search, storage
-from mtp_bench.search.storage import FileLock, JournalLock, open_storage
+from mtp_bench.search import MarginalSource, OptunaResult, optuna_search
+from mtp_bench.search.studies import storage
+from mtp_bench.search.studies.storage import FileLock, JournalLock, open_storage
 
 T3 = MarginalSource(T3_RATES)
 
@@ -172,7 +173,7 @@ def test_cutting_keeps_whole_lines(content: bytes, kept: bytes, tmp_path: Path) 
 HOLD = """
 import sys
 from pathlib import Path
-from mtp_bench.search.storage import FileLock
+from mtp_bench.search.studies.storage import FileLock
 FileLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 sys.stdin.read()

@@ -11,9 +11,9 @@ from rule_oracles import DEPTH, NODES, SMALL_TREES
 from test_constrained_search import SOURCES
 
 from mtp_bench.search import MarginalSource, expected_tokens_per_step, grow
-from mtp_bench.search.constrained import constrained_search
-from mtp_bench.search.constraints import Constraints, contiguous_siblings
-from mtp_bench.search.subtrees import Siblings, Subtrees, levels_of
+from mtp_bench.search.rules.constrained import constrained_search
+from mtp_bench.search.rules.constraints import Constraints, contiguous_siblings
+from mtp_bench.search.rules.subtrees import Siblings, Subtrees, levels_of
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ import optuna
 import pytest
 
 from mtp_bench.cost import CostPoint
-from mtp_bench.search import workers
-from mtp_bench.search.fingerprint import fingerprint
-from mtp_bench.search.workers import Candidate, Process, open_study, run_trials
+from mtp_bench.search.studies import workers
+from mtp_bench.search.studies.fingerprint import fingerprint
+from mtp_bench.search.studies.workers import Candidate, Process, open_study, run_trials
 
 QUESTION = {"budget": 3}
 

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtp_bench.errors import InputError
-from mtp_bench.search.categories import CategoryTrie, compare_categories, split
-from mtp_bench.search.exact import exact_search
-from mtp_bench.search.exchange import exchange
-from mtp_bench.search.sources import expected_tokens_per_step
-from mtp_bench.search.trie import TrieSource
-from mtp_bench.search.worst_category import _game, held_out_worst, worst_category, worst_category_optuna
+from mtp_bench.search.by_category.categories import CategoryTrie, compare_categories, split
+from mtp_bench.search.by_category.exchange import exchange
+from mtp_bench.search.by_category.worst_category import _game, held_out_worst, worst_category, worst_category_optuna
+from mtp_bench.search.exact.search import exact_search
+from mtp_bench.search.values.sources import expected_tokens_per_step
+from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.topology import StaticTree, chain
 from mtp_bench.trace import replay
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mtp_bench.errors import InputError
 from mtp_bench.search.evaluate import evaluate
-from mtp_bench.search.exact import exact_search
-from mtp_bench.search.sources import expected_tokens_per_step
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.exact.search import exact_search
+from mtp_bench.search.values.sources import expected_tokens_per_step
+from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.topology import chain
 from mtp_bench.trace import RankTrace, replay
 

@@ -8,6 +8,9 @@ A run is a folder ``results/NAME/`` of plain files, each re-readable without tor
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,6 +121,24 @@ class RunFolder:
             )
         return document
 
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Work in this folder alone; the folder is made, and removed again if nothing was written.
+
+        The lock is the kernel's and ends with the process, however that ends. Where file systems have none, nothing
+        is locked.
+
+        Raises:
+            InputError: another process works in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(self.path):
+                yield
+        finally:
+            with suppress(OSError):
+                self.path.rmdir()
+
     def claim(self, key: str, holds: str) -> dict[str, Any] | None:
         """The manifest of an earlier, perhaps unfinished run of the same ``key`` in this folder; None = a new folder.
 
@@ -141,6 +162,28 @@ class RunFolder:
     def write_manifest(self, facts: dict[str, Any]) -> None:
         """Write the manifest with its schema and version."""
         write_json(self.manifest, {"schema": SCHEMA, "version": VERSION, **facts})
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if os.name == "nt":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                "another process is working in this folder", where=str(folder), fix="wait for it, or use another --out"
+            ) from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def newest_run(results: Path = RESULTS) -> RunFolder:

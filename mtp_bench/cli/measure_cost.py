@@ -63,7 +63,8 @@ def measure_cost(
         dynamic_top_ks=options.parse_dynamic_top_ks(dynamic_top_k, info.method if info else None), seed=seed,
     )  # fmt: skip
     run = RunFolder(out or RESULTS / f"cost-{Path(base.name).stem}-{base.device.type}")
-    manifest = run_measure_cost(base, loaded, info, surface, run, command_line())
+    with run.exclusive():
+        manifest = run_measure_cost(base, loaded, info, surface, run, command_line())
     measured = read_points(run.cost)
     _print(measured)
     say(f"costs: {run.cost}")

@@ -71,7 +71,8 @@ def profile(
     command = command_line()
     # One measurement is enough, and shards that share a machine would disturb each other's.
     measured = sweep if costs and part.index == 0 else None
-    manifest = run_profile(base, loaded, info, prompt_set, run, settings, measured, command)
+    with run.exclusive():
+        manifest = run_profile(base, loaded, info, prompt_set, run, settings, measured, command)
     following = f"optimize-tree --profile {run.path}" if part.count == 1 else "merge SHARD... --out FOLDER"
     say(f"profile: {run.path}\n  next: mtp-bench {following}")
     if json_output:

@@ -26,7 +26,8 @@ def floor_warnings(points: Iterable[CostPoint]) -> tuple[str, ...]:
         warnings.append(
             f"{len(below)} of {len(shares)} costs lie under their roofline floor, the worst at "
             f"{100 * share:.0f}% of it ({point.place}): either the timing missed a synchronisation, which is a bug to "
-            "report, or the weights fit into a cache that is faster than the memory the floor is reckoned with"
+            "report, or the floor is wrong: the device was busy when its rates were measured, or the weights fit into "
+            "a cache faster than its memory"
         )
     above = [(share, p) for share, p in shares if share > FAR_ABOVE]
     if above:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 
@@ -34,7 +33,7 @@ def measure_limits(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
 
 
 def _best_s(call: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call, the first two uncounted."""
+    """Least seconds of a call, the first two uncounted: a limit is what the device can do undisturbed."""
     seconds = []
     for _ in range(REPEATS + 2):
         start = time.perf_counter()
@@ -42,7 +41,7 @@ def _best_s(call: Callable[[], object], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return median(seconds[2:])
+    return min(seconds[2:])
 
 
 def step_work(base: BaseModel, heads: AnyHeads | None, topology: Topology, *, batch: int, context: float) -> StepWork:

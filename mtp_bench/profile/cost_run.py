@@ -49,9 +49,10 @@ def run_measure_cost(
     if earlier:
         say(f"resuming {run.path}")
     run.write_manifest(facts)
+    limits = measure_limits(base.device, base.dtype)
     surface = measure_surface(base, heads, options, store)
     _refuse_nothing(surface, run)
-    limits = measure_limits(base.device, base.dtype)
+    limits = limits.best(measure_limits(base.device, base.dtype))
     points = with_floors(surface.points, base, heads, limits)
     for warning in (*surface.left_out, *floor_warnings(points)):
         warn(warning)

@@ -240,8 +240,9 @@ def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptio
     if run.cost.exists():
         say(f"costs: keeping {run.cost}")
     else:
-        measured = measure_with_progress(base, heads, sweep, timings)
         limits = measure_limits(base.device, base.dtype)
+        measured = measure_with_progress(base, heads, sweep, timings)
+        limits = limits.best(measure_limits(base.device, base.dtype))
         points = with_floors(measured, base, heads, limits)
         for warning in floor_warnings(points):
             warn(warning)

@@ -14,7 +14,6 @@ from mtp_bench.cli.shards import LAUNCHERS, Shard, choose_shard
 from mtp_bench.errors import InputError
 from mtp_bench.heads.medusa.writers import save_vllm
 from mtp_bench.models.load import pick_device
-from mtp_bench.profile import accounting
 from mtp_bench.runs import RunFolder
 
 __all__ = ["one_thread"]
@@ -105,8 +104,6 @@ def test_launched_profiles_merge_to_the_unsharded_one(
     capsys: pytest.CaptureFixture[str],
     any_spread_will_do: None,
 ) -> None:
-    monkeypatch.setattr(accounting, "COPIED_BYTES", 1 << 20)
-    monkeypatch.setattr(accounting, "PRODUCT_SIZE", {"cpu": 64})
     base = tiny_base()
     save_tiny_model(base, tmp_path / "model")
     about = {"base_model_name_or_path": "model", "vocab_size": base.vocab_size}

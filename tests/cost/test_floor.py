@@ -56,6 +56,10 @@ def test_cells_that_failed_are_not_judged() -> None:
     assert floor_warnings([point(1, math.nan, status="oom"), point(2, 1.0, status="unstable")]) == ()
 
 
+def test_limits_are_the_best_that_was_seen() -> None:
+    assert DeviceLimits(5e9, 3e12).best(DeviceLimits(7e9, 2e12)) == DeviceLimits(7e9, 3e12)
+
+
 def test_floors_survive_the_file_and_may_be_missing_there(tmp_path: Path) -> None:
     points = [point(1, 12.0), CostPoint(rows=2, context=128, median_ms=13.0), point(4, math.nan, 11.0, status="oom")]
     write_points(tmp_path / "cost.csv", points)

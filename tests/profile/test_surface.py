@@ -15,7 +15,7 @@ from mtp_bench.cli import run
 from mtp_bench.cost import CostPoint, CostTable, read_points
 from mtp_bench.errors import InputError
 from mtp_bench.models.base import BaseModel
-from mtp_bench.profile import accounting, costs, surface
+from mtp_bench.profile import costs, surface
 from mtp_bench.profile.surface import SurfaceOptions, default_points, measure_surface
 from mtp_bench.profile.timings import TimingFolder
 from mtp_bench.runs import RunFolder
@@ -164,9 +164,7 @@ def test_contexts_and_batches_without_memory_are_marked(
 
 
 @pytest.fixture
-def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, any_spread_will_do: None) -> list[str]:
-    monkeypatch.setattr(accounting, "COPIED_BYTES", 1 << 20)
-    monkeypatch.setattr(accounting, "PRODUCT_SIZE", {"cpu": 64})
+def command(tmp_path: Path, any_spread_will_do: None) -> list[str]:
     model = save_tiny_model(tiny_base(), tmp_path / "model")
     settings = ["--dtype", "fp32", "--device", "cpu", "--engine", "eager", "--max-rows", "8", "--rounds", "3"]
     return ["measure-cost", "--model", str(model), *settings, "--context", "16", "--out", str(tmp_path / "costs")]
@@ -202,6 +200,17 @@ def test_a_profile_is_not_overwritten(command: list[str], tmp_path: Path, capsys
     assert run(command) == 2
     assert "or a profile" in capsys.readouterr().err
     assert RunFolder(tmp_path / "costs").read_manifest()["kind"] == "profile"
+
+
+def test_two_processes_do_not_measure_into_one_folder(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "costs")
+    with folder.exclusive():
+        assert run(command) == 2
+        assert "another process is working in this folder" in capsys.readouterr().err
+    assert not folder.path.exists(), "nothing was written"
+    assert run(command) == 0, "a lock ends with its holder"
 
 
 def test_nothing_usable_is_an_error_that_says_why(

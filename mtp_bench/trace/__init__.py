@@ -1,7 +1,7 @@
 """Rank traces, acceptance tables, replay and intervals: everything that is known about acceptance without a model."""
 
 from mtp_bench.trace.acceptance import AcceptanceTable, MeasuredRates
-from mtp_bench.trace.batching import batch_passes
+from mtp_bench.trace.batching import batch_passes, mean_longest_context
 from mtp_bench.trace.bootstrap import (
     Interval,
     interval_of,
@@ -26,6 +26,7 @@ __all__ = [
     "accepted_lengths",
     "batch_passes",
     "interval_of",
+    "mean_longest_context",
     "merge_traces",
     "paired_difference",
     "paired_ratio",

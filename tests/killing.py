@@ -140,7 +140,7 @@ def _watch(log: Path) -> None:
     from mtp_bench.profile import accounting, costs, timings
 
     accounting.COPIED_BYTES, accounting.PRODUCT_SIZE = 1 << 16, {"cpu": 32}
-    costs.UNSTABLE_SPREAD = 1e9  # type: ignore[assignment]
+    costs.UNSTABLE_SPREAD = 1e9
 
     def note(line: str) -> None:
         with open(log, "a", encoding="utf-8") as stream:
@@ -170,8 +170,8 @@ def _watch(log: Path) -> None:
         note(f"answer {answer.id}")
         stored(self, answer)
 
-    timings.TimingFolder.open = open_stage  # type: ignore[method-assign]
-    costs._time_ms, costs._warm_up = time_ms, warm_up
+    timings.TimingFolder.open = open_stage  # type: ignore[assignment,method-assign]
+    costs._time_ms, costs._warm_up = time_ms, warm_up  # type: ignore[assignment]
     answers.AnswerFile.append = append  # type: ignore[method-assign]
 
 

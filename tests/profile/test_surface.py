@@ -16,6 +16,7 @@ from mtp_bench.cost import CostPoint, CostTable, read_points
 from mtp_bench.errors import InputError
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile import costs, surface
+from mtp_bench.profile.cells import Cell
 from mtp_bench.profile.surface import SurfaceOptions, default_points, measure_surface
 from mtp_bench.profile.timings import TimingFolder
 from mtp_bench.runs import RunFolder
@@ -28,10 +29,10 @@ class FakeDevice:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, law: Law) -> None:
         self.now, self.law, self.timed = 0.0, law, Counter[tuple[int, int, int]]()
-        monkeypatch.setattr(costs.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr("mtp_bench.profile.costs.time.perf_counter", lambda: self.now)
         monkeypatch.setattr(costs, "_time_ms", self.time_ms)
 
-    def time_ms(self, cell: costs.Cell, device: Any) -> float:
+    def time_ms(self, cell: Cell, device: Any) -> float:
         point = cell.point
         self.timed[point.batch, point.context, point.rows] += 1
         ms = self.law(point)

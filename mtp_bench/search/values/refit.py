@@ -68,7 +68,8 @@ def refit(trace: RankTrace, cost: CostTable | None, *, rounds: int = ROUNDS, **l
     """
     found = exact_search(PathIndex.of(trace).counted(), cost, **limits)
     visited = PathIndex.of(trace, room=1)
-    seen, done, counted = {found.tree}, [_round(trace, found)], [None]
+    seen, done = {found.tree}, [_round(trace, found)]
+    counted: list[npt.NDArray[np.bool_] | None] = [None]
     for _ in range(rounds):
         starts = step_starts(trace, found.tree)
         found = exact_search(visited.counted(starts), cost, **limits)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mtp_bench.errors import InputError
-from mtp_bench.search.values.sources import Children
+from mtp_bench.search.values.sources import Children, Path
 from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.topology import StaticTree
 
@@ -107,7 +107,7 @@ class ShrunkSource:
 
     def node_values(self, tree: StaticTree) -> Floats:
         """See :class:`~mtp_bench.search.values.sources.Source`."""
-        known = {(): (0, 1.0)}
+        known: dict[Path, tuple[int, float]] = {(): (0, 1.0)}
         for path in tree.paths:  # parents first
             known[path] = self._step(len(path), *known[path[:-1]], path[-1])
         return np.array([known[path][1] for path in tree.paths], dtype=np.float64)

@@ -100,9 +100,9 @@ class PathIndex:
         for one in self.levels:
             codes, entry = np.unique(one.node * prompts + trace.prompt_of_row[one.holder], return_inverse=True)
             node, prompt = np.divmod(codes, prompts)
-            times = np.bincount(entry, weights=one.times * rows[one.holder])
+            times = _sums(entry, one.times * rows[one.holder], len(codes))
             levels.append(_Holders(one.parent, one.rank, prompt, node, times))
-        starts = np.bincount(trace.prompt_of_row, weights=rows * self.starts, minlength=prompts)
+        starts = _sums(trace.prompt_of_row, rows * self.starts, prompts)
         return PathIndex(tuple(levels), starts, self.max_depth, self.max_rank)
 
     def counted(self, weights: Weights | None = None) -> TrieSource:
@@ -117,7 +117,7 @@ class PathIndex:
             raise InputError("no row with a weight above 0", where="trace")
         levels = []
         for one in self.levels:
-            hits = np.bincount(one.node, weights=one.times * often[one.holder], minlength=len(one.rank))
+            hits = _sums(one.node, one.times * often[one.holder], len(one.rank))
             levels.append(Level(one.parent, one.rank, hits))
         return TrieSource(tuple(levels), num_starts, self.max_depth, self.max_rank)
 
@@ -209,6 +209,11 @@ class TrieSource:
         for depth, rank in enumerate(path, start=1):
             node = None if node is None else self.child(depth, node, rank)
         return node
+
+
+def _sums(index: Ints, values: Floats, size: int) -> Floats:
+    """float64 [size]: the sum of ``values`` at each index."""
+    return np.asarray(np.bincount(index, weights=values, minlength=size), dtype=np.float64)
 
 
 def _places(parent: Ints, counts: Floats) -> Ints:

@@ -76,7 +76,8 @@ def _print(found: Rivalry) -> None:
         f"{facts['trees']} trees against the best of their size: {above} above it over all positions; by replay "
         f"{facts['replay_below_the_optimum']} below it, with a paired 95% interval that excludes zero for "
         f"{facts['interval_excludes_zero']} (ties {facts['ties']}, the same tree {facts['same_tree']}, above "
-        f"{facts['interval_favours_the_tree']})"
+        f"{facts['interval_favours_the_tree']}); with the best chosen on the other half of the prompts "
+        f"{facts['held_out_interval_excludes_zero']} (above {facts['held_out_interval_favours_the_tree']})"
     )
     best = found.fastest_rival
     if found.fastest is not None and best is not None and best.to_fastest is not None:

@@ -2,12 +2,15 @@
 
 A run is a folder ``results/NAME/`` of plain files, each re-readable without torch:
 ``run.json`` (manifest), ``trace.npz``, ``acceptance.csv``, ``cost.csv``, ``optimize.json``, ``topology.json``,
-``schedule.json``, ``measured.csv``, ``bench.csv``, ``bench.json``, ``throughput.csv``, ``throughput.json``, ``plots/``,
-``report.html``.
+``schedule.json``, ``operating_range.json``, ``pareto.json``, ``measured.csv``, ``bench.csv``, ``bench.json``,
+``throughput.csv``, ``throughput.json``, ``plots/``, ``report.html``.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +90,16 @@ class RunFolder:
         return self.path / "schedule.json"
 
     @property
+    def operating_range(self) -> Path:
+        """The best topology by batch size and context."""
+        return self.path / "operating_range.json"
+
+    @property
+    def pareto(self) -> Path:
+        """Latency of one user against total throughput."""
+        return self.path / "pareto.json"
+
+    @property
     def throughput(self) -> Path:
         """Real decoding in batches."""
         return self.path / "throughput.json"
@@ -108,9 +121,69 @@ class RunFolder:
             )
         return document
 
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """Work in this folder alone; the folder is made, and removed again if nothing was written.
+
+        The lock is the kernel's and ends with the process, however that ends. Where file systems have none, nothing
+        is locked.
+
+        Raises:
+            InputError: another process works in it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            with _locked(self.path):
+                yield
+        finally:
+            with suppress(OSError):
+                self.path.rmdir()
+
+    def claim(self, key: str, holds: str) -> dict[str, Any] | None:
+        """The manifest of an earlier, perhaps unfinished run of the same ``key`` in this folder; None = a new folder.
+
+        Args:
+            holds: what the folder may hold instead, for the message.
+
+        Raises:
+            InputError: the folder belongs to another run.
+        """
+        if not self.manifest.exists():
+            return None
+        earlier = self.read_manifest()
+        if earlier.get("key") != key:
+            raise InputError(
+                f"the folder holds {holds}",
+                where=str(self.path),
+                fix="name another folder with --out, or delete this one",
+            )
+        return earlier
+
     def write_manifest(self, facts: dict[str, Any]) -> None:
         """Write the manifest with its schema and version."""
         write_json(self.manifest, {"schema": SCHEMA, "version": VERSION, **facts})
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    if os.name == "nt":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise InputError(
+                "another process is working in this folder", where=str(folder), fix="wait for it, or use another --out"
+            ) from error
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def newest_run(results: Path = RESULTS) -> RunFolder:

@@ -52,6 +52,26 @@ def synthetic_trace(seed, *, prompts=40, length=120, depth=4, top_k=10):
     return make_trace(texts, top_k=top_k, depth=depth, categories=categories)
 
 
+def hidden_difficulty_trace(seed, *, prompts=160, length=200, depth=5, top_k=10):
+    """Every token is easy, middling or hard, and difficulty lasts (a hidden Markov chain); deeper drafts are worse.
+
+    The same hard token is missed by every draft that reaches it, so depths are right together, and steps, which start
+    behind a token that was missed, start in harder places than the average.
+    """
+    rng = np.random.default_rng(seed)
+    ease = np.array([0.85, 0.5, 0.15])
+    lasting = 0.8 * np.eye(3) + 0.2 / 3
+    texts = []
+    for _ in range(prompts):
+        state = [int(rng.integers(3))]
+        while len(state) < length + depth:
+            state.append(int(rng.choice(3, p=lasting[state[-1]])))
+        token = np.arange(length)[:, None] + np.arange(1, depth + 1)
+        ranks = rng.geometric(ease[np.array(state)][token - 1] * 0.88 ** np.arange(depth)) - 1
+        texts.append(np.where(ranks >= top_k, -1, ranks).tolist())
+    return make_trace(texts, top_k=top_k, depth=depth)
+
+
 @st.composite
 def traces(draw, *, max_prompts=4, max_length=12, max_depth=4, max_top_k=4):
     depth, top_k = draw(st.integers(1, max_depth)), draw(st.integers(1, max_top_k))

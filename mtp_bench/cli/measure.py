@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
     from mtp_bench.decode.answers import Answer
     from mtp_bench.models.base import BaseModel
-    from mtp_bench.search.candidates import Candidate
     from mtp_bench.search.optimize import Optimization
-    from mtp_bench.search.race import Heat, Race, RaceRules
+    from mtp_bench.search.race.candidates import Candidate
+    from mtp_bench.search.race.run import Heat, Race, RaceRules
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,9 @@ class MeasureOptions:
     seed: int = 0
 
 
-def check_measurable(measured: Measured, batches: tuple[int, ...], objective: str | None) -> None:
+def check_measurable(
+    measured: Measured, batches: tuple[int, ...], contexts: tuple[int, ...], objective: str | None
+) -> None:
     """Before anything is searched.
 
     Raises:
@@ -59,7 +61,9 @@ def check_measurable(measured: Measured, batches: tuple[int, ...], objective: st
         raise InputError(
             "candidates are decoded one request at a time", where="--batch", fix="use bench --batch for throughput"
         )
-    if objective == "tokens":
+    if len(contexts) > 1:
+        raise InputError("a run is decoded at its own contexts", where="--context", fix="give one, or none")
+    if objective not in (None, "speed"):
         raise InputError("a race is won by speed", where="--objective", fix="leave out --objective or --measure")
 
 
@@ -75,9 +79,9 @@ def measure_and_write(
     from mtp_bench.profile.measured import decoding_heat, measured_document, write_laps
     from mtp_bench.progress import warn
     from mtp_bench.report.measured import write_measured
-    from mtp_bench.search.candidates import race_candidates
-    from mtp_bench.search.race import RaceRules
-    from mtp_bench.search.race_log import RaceLog
+    from mtp_bench.search.race.candidates import race_candidates
+    from mtp_bench.search.race.log import RaceLog
+    from mtp_bench.search.race.run import RaceRules
 
     run = measured.run
     assert run is not None  # checked by check_measurable
@@ -126,8 +130,8 @@ def _key(base: BaseModel, heads: object, candidates: list[Candidate], answers: l
 
 def _race(candidates: list[Candidate], answers: list[Answer], heat: Heat, rules: RaceRules, resumed: int) -> Race:
     from mtp_bench.progress import progress, say
-    from mtp_bench.search.candidates import BASELINE
-    from mtp_bench.search.race import Entrant, balanced_order, run_race
+    from mtp_bench.search.race.candidates import BASELINE
+    from mtp_bench.search.race.run import Entrant, balanced_order, run_race
 
     if resumed:
         say(f"going on with a race of which {resumed} prompts are decoded")

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
     from mtp_bench.search import NodeMargin
     from mtp_bench.search.optimize import Optimization
+    from mtp_bench.search.rules.constraints import Constraints
+
+OBJECTIVES = ("speed", "tokens", "worst-category", "pareto")
 
 
 def optimize_tree(
@@ -21,7 +24,8 @@ def optimize_tree(
     budget: Annotated[int, typer.Option(min=0, help="Most nodes (root excluded).")] = 63,
     max_depth: Annotated[int | None, typer.Option(min=0, help="Deepest tree; the heads' depth when left out.")] = None,
     objective: Annotated[
-        str | None, typer.Option(help="speed (default where a cost is known) or tokens (longest expected step).")
+        str | None,
+        typer.Option(help="speed (default where a cost is known), tokens (longest step), worst-category, or pareto."),
     ] = None,
     acceptance: Annotated[
         Path | None, typer.Option(help="Acceptance table (JSON with a kind, or acceptance.csv) in place of a trace.")
@@ -30,7 +34,10 @@ def optimize_tree(
         Path | None, typer.Option(help="Cost table (CSV: rows, median_ms, ...) in place of the run's.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Cached tokens to take costs at; the run's mean if left out.")
+        str | None, typer.Option("--context", help="Cached tokens to take costs at; several (512,4096) give a map.")
+    ] = None,
+    weight: Annotated[
+        list[str] | None, typer.Option("--weight", help="Count a category's prompts so often: coding=3; may repeat.")
     ] = None,
     batch: Annotated[
         str, typer.Option("--batch", help="Sequences decoded together; several (1,4,8) give a schedule.")
@@ -38,9 +45,39 @@ def optimize_tree(
     kind: Annotated[
         str, typer.Option("--kind", help="static, dynamic (EAGLE), chain, or auto: the fastest of them.")
     ] = "auto",
-    trials: Annotated[int, typer.Option(min=0, help="Optuna trials beside the exact search; 0 = none.")] = 100,
+    estimator: Annotated[
+        str, typer.Option("--estimator", help="Node values: trie (paths counted), shrunk, refit, or independent.")
+    ] = "trie",
+    independent: Annotated[
+        bool, typer.Option("--independent", help="Short for --estimator independent, as Medusa's script does.")
+    ] = False,
+    engine_rules: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="Only what this engine loads: medusa, eagle1, vllm, vllm-0.20, sglang, tensorrt-llm or "
+            "tensorrt-llm-1.2.",
+        ),
+    ] = None,
+    rules: Annotated[
+        str | None,
+        typer.Option(
+            "--rules",
+            help="Rules for the tree, e.g. contiguous,rows-multiple=8; also uniform, chain, max-children, max-width, "
+            "top-k, max-nodes, max-depth.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(min=0, help="Optuna trials beside the exact search, over all workers; 0 = none.")
+    ] = 100,
     unseeded: Annotated[bool, typer.Option("--unseeded", help="Do not start Optuna from the exact optimum.")] = False,
-    storage: Annotated[str | None, typer.Option(help="Optuna storage URL of a resumable study.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="Keep the study: journal:PATH, sqlite:///PATH (one worker), postgresql://... or mysql://..."),
+    ] = None,
+    study: Annotated[
+        str, typer.Option(help="Name of the study in --storage; workers that name it share it.")
+    ] = "mtp-bench",
     measure: Annotated[
         bool, typer.Option("--measure", help="Decode the candidates near the best for real; the fastest is taken.")
     ] = False,
@@ -57,53 +94,118 @@ def optimize_tree(
 ) -> None:
     """Find the tree of at most --budget nodes with the highest predicted speed; exact, with Optuna beside it."""
     from mtp_bench.cli.acceptance import read_measured
+    from mtp_bench.cli.categories import parse_weights, weigh, worst_category_and_write
     from mtp_bench.cli.measure import MeasureOptions, check_measurable, check_measured, measure_and_write
+    from mtp_bench.cli.operating import pareto_and_write, range_and_write, schedule_and_write
     from mtp_bench.cli.output import emit_json
+    from mtp_bench.search.rules.engine_rules import parse_rules
 
+    constraints = parse_rules(rules, engine_rules)
     if kind not in ("auto", "static", "dynamic", "chain"):
         raise InputError(f"unknown kind {kind!r}", where="--kind", fix="use static, dynamic, chain or auto")
+    if objective not in (None, *OBJECTIVES):
+        raise InputError(f"objective '{objective}'", where="--objective", fix=f"choose {' or '.join(OBJECTIVES)}")
     batches = options.parse_batches(batch)
-    measured = read_measured(profile, acceptance, cost)
+    estimator = _estimator(estimator, independent)
+    contexts = options.parse_sizes(context, "--context", "contexts") if context is not None else ()
+    weights = parse_weights(weight)
+    measured = weigh(read_measured(profile, acceptance, cost), weights)
     if measure:
-        check_measurable(measured, batches, objective)
-    place = context if context is not None else measured.mean_context if cost is None else None
-    if len(batches) > 1:
-        document = schedule_and_write(
-            measured, batches, budget=budget, max_depth=max_depth, context=place, kind=kind, seed=seed, out=out
-        )
-        if json_output:
-            emit_json(document)
-        return
-    found, document = search_and_write(
-        measured, budget=budget, max_depth=max_depth, objective=objective, context=place, batch=batches[0],
-        trials=trials, seeded=not unseeded, kind=kind, storage=storage, seed=seed, out=out,
-    )  # fmt: skip
-    if measure:
-        race = MeasureOptions(measure_limit, measure_candidates, model, heads, device, seed)
-        document = measure_and_write(found, document, measured, race, out)
+        check_measurable(measured, batches, contexts, objective)
+    place = contexts[0] if contexts else measured.mean_context if cost is None else None
+    kinds: dict[str, Any] = {"kind": kind, "estimator": estimator, "constraints": constraints}
+    limits: dict[str, Any] = {"budget": budget, "max_depth": max_depth, "seed": seed, "out": out}
+    if objective in ("worst-category", "pareto") or len(batches) > 1 or len(contexts) > 1:
+        _check_question(objective, batches, contexts, weights, **kinds)
+    if objective == "pareto":
+        document = pareto_and_write(measured, batches, context=place, trials=trials, **limits)
+    elif objective == "worst-category":
+        document = worst_category_and_write(measured, context=place, batch=batches[0], trials=trials, **limits)
+    elif len(contexts) > 1:
+        document = range_and_write(measured, batches, contexts, **kinds, **limits)
+    elif len(batches) > 1:
+        document = schedule_and_write(measured, batches, context=place, **kinds, **limits)
+    else:
+        found, document = search_and_write(
+            measured, objective=objective, context=place, batch=batches[0], trials=trials, seeded=not unseeded,
+            storage=storage, study=study, weights=weights, **kinds, **limits,
+        )  # fmt: skip
+        if measure:
+            race = MeasureOptions(measure_limit, measure_candidates, model, heads, device, seed)
+            document = measure_and_write(found, document, measured, race, out)
     if json_output:
         emit_json(document)
     if measure:
         check_measured(document)
 
 
+def _check_question(
+    objective: str | None,
+    batches: tuple[int, ...],
+    contexts: tuple[int, ...],
+    weights: dict[str, float],
+    kind: str,
+    estimator: str,
+    constraints: Constraints,
+) -> None:
+    """Refuse combinations that no search answers."""
+    several = len(batches) > 1 or len(contexts) > 1
+    if objective == "worst-category" and (several or weights):
+        raise InputError(
+            "the worst category is searched at one batch size and context, and knows no weights",
+            where="--objective worst-category",
+            fix="give one --batch, one --context and no --weight",
+        )
+    if objective in ("worst-category", "pareto") and kind not in ("auto", "static"):
+        raise InputError(f"{objective} is searched among static trees", where="--kind", fix="leave --kind out")
+    if objective in ("worst-category", "pareto") and (estimator != "trie" or constraints.restricts_static):
+        raise InputError(
+            "searched among all static trees, by paths counted",
+            where=f"--objective {objective}",
+            fix="leave out --estimator, --for and --rules",
+        )
+    if objective == "pareto" and len(contexts) > 1:
+        raise InputError("a Pareto front is of one context", where="--context", fix="give one")
+    if objective == "tokens":
+        raise InputError(
+            "the longest step is the same at every batch size and context",
+            where="--objective tokens",
+            fix="use --objective speed, or one --batch and --context",
+        )
+
+
+def _estimator(name: str, independent: bool) -> str:
+    from mtp_bench.search.values.estimators import INDEPENDENT, TRIE, check_estimator
+
+    check_estimator(name)
+    if independent and name not in (TRIE, INDEPENDENT):
+        raise InputError(f"--independent and --estimator {name}", where="--estimator", fix="give one of the two")
+    return INDEPENDENT if independent else name
+
+
 def search_and_write(
-    measured: Measured, *, out: Path | None = None, objective: str | None = None, trials: int = 100, **wanted: Any
-) -> tuple[Optimization, dict[str, Any]]:
+    measured: Measured, *, out: Path | None = None, objective: str | None = None, trials: int = 100,
+    weights: dict[str, float] | None = None, **wanted: Any,
+) -> tuple[Optimization, dict[str, Any]]:  # fmt: skip
     """Search, print, and write topology.json and (in a run folder) optimize.json."""
+    from mtp_bench.cli.categories import compared_with_unweighted
     from mtp_bench.files import write_json
-    from mtp_bench.progress import progress
+    from mtp_bench.progress import progress, running_totals
     from mtp_bench.search.optimize import OptimizeOptions, optimize
 
     chosen = objective or ("speed" if measured.cost is not None else "tokens")
     with progress("optuna", max(trials, 1), "trials") as advance:
+        reached = running_totals(advance)
         found = optimize(
             measured.acceptance,
             measured.cost,
             OptimizeOptions(objective=chosen, trials=trials, **wanted),
-            on_trial=lambda _: advance(1),
+            on_trial=lambda done: reached(done, trials),
         )
     document = found.document()
+    if weights:
+        document |= {"weights": weights, "maximised": f"{chosen}, prompts weighted by category"}
+        document["categories"] = compared_with_unweighted(measured, found.topology, found.options)
     topology = out or (measured.run.topology if measured.run else None)
     if topology is not None:
         _write_topology(topology, found, measured)
@@ -112,54 +214,6 @@ def search_and_write(
         write_json(measured.run.optimize, {"schema": "mtp-bench/optimize", "version": 1, **document})
     _print(found, document)
     return found, document
-
-
-def schedule_and_write(
-    measured: Measured, batches: tuple[int, ...], *, out: Path | None, context: int | None, **wanted: Any
-) -> dict[str, Any]:
-    """Search every batch size, print, and write schedule.json with its plot (in the run, or to ``out``)."""
-    from mtp_bench.files import write_json
-    from mtp_bench.report.schedule import write_schedule
-    from mtp_bench.search.optimize import OptimizeOptions
-    from mtp_bench.search.schedule import schedule
-    from mtp_bench.trace import RankTrace
-
-    if not isinstance(measured.acceptance, RankTrace) or measured.cost is None:
-        raise InputError(
-            "a schedule needs a trace and costs",
-            where="--batch",
-            fix="give --profile, and --cost with the cost.csv of mtp-bench measure-cost --batch 1,4,8",
-        )
-    found = schedule(measured.acceptance, measured.cost, OptimizeOptions(context=context, **wanted), batches)
-    document = {"schema": "mtp-bench/schedule", "version": 1, "context": context, **wanted, **found.document()}
-    path = out or (measured.run.schedule if measured.run else None)
-    if path is not None:
-        write_json(path, document)
-        write_schedule(document, path.parent)
-    _print_schedule(document)
-    return document
-
-
-def _print_schedule(document: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("batch", "topology", "N", "depth", "tokens_per_step", "step ms", "tokens/s each", "predicted speedup")
-    for cell in document["cells"]:
-        if cell["measured"]:
-            low, high = cell["speedup_predicted_ci"] or (cell["speedup_predicted"],) * 2
-            table.add_row(
-                str(cell["batch"]), cell["name"], str(cell["num_nodes"]), str(cell["depth"]),
-                f"{cell['tokens_per_step']:.3f}", f"{cell['step_ms']:.2f}", f"{cell['tokens_per_s']:.2f}",
-                f"{cell['speedup_predicted']:.3f}x [{low:.2f}, {high:.2f}]",
-            )  # fmt: skip
-    Console(width=150, highlight=False).print(table)
-    for one in document["batch_schedule"]:
-        sizes = f"batch {one['min_batch_size']} to {one['max_batch_size']}"
-        what = f"{one['num_nodes']} nodes, depth {one['depth']}" if one["num_nodes"] else "do not speculate"
-        typer.echo(
-            f"{sizes}: {one['name']} ({what}), at most {100 * one['speed_lost']:.1f}% below the best of each size"
-        )
 
 
 def _write_topology(path: Path, found: Optimization, measured: Measured) -> None:
@@ -178,17 +232,18 @@ def _write_topology(path: Path, found: Optimization, measured: Measured) -> None
 
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:
+    from mtp_bench.cli.categories import print_categories
+    from mtp_bench.cli.robustness import print_robustness
+    from mtp_bench.cli.rules import echo_rules
     from mtp_bench.topology import draw
 
     exact, winner = found.exact, found.winner
-    growth = exact.growth
-    nodes = growth.order(exact.best.depth)[: exact.best.num_nodes]
-    values = {growth.path(int(node)): float(growth.value[node]) for node in nodes}
     if exact.do_not_speculate:
         typer.echo("do not speculate: plain decoding is the fastest on these costs (no tree reaches 1.00x)")
     else:
-        typer.echo(draw(found.tree, values))
+        typer.echo(draw(found.tree, found.node_values))
         typer.echo(f"best tree: {_figures(winner)}")
+    echo_rules(exact)
     small = found.smallest
     if small.num_nodes != winner.num_nodes:
         sizes = exact.band.sizes
@@ -201,16 +256,22 @@ def _print(found: Optimization, document: dict[str, Any]) -> None:
         held = found.held_out
         line = (
             f"held out (chosen on one half of the prompts, replayed on the other): {held.held_out_tokens_per_step:.3f} "
-            f"tokens_per_step against {held.train_tokens_per_step:.3f} on its own half"
+            f"tokens_per_step against {held.train_tokens_per_step:.3f} on its own half (gap {held.optimism:+.3f})"
         )
         typer.echo(line + (f"; speedup {held.held_out_speedup:.3f}x" if held.held_out_speedup else ""))
+    if found.robustness is not None:
+        print_robustness(found.robustness, found.options.estimator)
     if found.optuna is not None:
         study, result = document["optuna"], found.optuna
         typer.echo(
-            f"optuna: {study['num_trials']} trials{'' if study['seeded'] else ' unseeded'}, best "
+            f"optuna: {study['num_trials']} trials{'' if study['seeded'] else ' unseeded'}"
+            f"{f' ({result.retried} of them again, after their worker was lost)' if result.retried else ''}, best "
             f"{result.best.num_nodes} nodes, {100 * result.gap:.2f}% below the exact optimum "
             f"(found by: {result.best.origin})"
         )
+    if "categories" in document:
+        typer.echo(f"maximised: {document['maximised']}")
+        print_categories(document["categories"])
     for note in dict.fromkeys([*exact.notes, *winner.notes]):
         typer.echo(f"note: {note}")
     if "topology" in document:

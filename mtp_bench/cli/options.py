@@ -9,6 +9,8 @@ import typer
 
 from mtp_bench.errors import InputError
 
+DYNAMIC_TOP_KS = (2, 4, 8)
+
 Model = Annotated[
     str, typer.Option("--model", help="Base model: alias (vicuna-7b, smollm2-135m), hub id, folder or GGUF file.")
 ]
@@ -48,6 +50,10 @@ Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Feed prompts as plain text, without a chat template.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document as the last line of stdout.")]
+DynamicTopK = Annotated[
+    str | None,
+    typer.Option(help="EAGLE: record or cost dynamic trees with these top_k too (2,4,8 when left out; 0 = none)."),
+]
 Profile = Annotated[str | None, typer.Option("--profile", help="Run folder or trace.npz; the newest run if left out.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Sequences decoded together.")]
 Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, e.g. 1,4,8.")]
@@ -66,10 +72,40 @@ def parse_batches(text: str) -> tuple[int, ...]:
     Raises:
         InputError: not a list of positive numbers.
     """
+    return parse_sizes(text, "--batch", "batch sizes")
+
+
+def parse_sizes(text: str, option: str, what: str) -> tuple[int, ...]:
+    """``1,4,8`` -> positive whole numbers, ascending; ``option`` and ``what`` are for messages.
+
+    Raises:
+        InputError: not a list of positive numbers.
+    """
     try:
-        batches = tuple(sorted({int(part) for part in text.split(",")}))
+        sizes = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError as error:
-        raise InputError(f"{text!r} is no list of batch sizes", where="--batch", fix="write e.g. 1,4,8") from error
-    if batches[0] < 1:
-        raise InputError(f"{batches[0]} is no batch size", where="--batch", fix="use 1 or more")
-    return batches
+        raise InputError(f"{text!r} is no list of {what}", where=option, fix="write e.g. 1,4,8") from error
+    if sizes[0] < 1:
+        raise InputError(f"{sizes[0]} is none of {what}", where=option, fix="use 1 or more")
+    return sizes
+
+
+def parse_dynamic_top_ks(text: str | None, method: str | None) -> tuple[int, ...]:
+    """``2,4,8`` -> numbers; by default those for EAGLE drafts, none for other heads, which cannot draft them.
+
+    Args:
+        method: of the heads, None = there are none.
+
+    Raises:
+        InputError: not a list of whole numbers, or asked for without an EAGLE draft.
+    """
+    eagle = method is not None and method.startswith("eagle")
+    if text is None:
+        return DYNAMIC_TOP_KS if eagle else ()
+    if not all(part.isascii() and part.isdigit() for part in text.split(",")):
+        raise InputError(f"{text!r} is no list of numbers", where="--dynamic-top-k", fix="write e.g. 2,4,8")
+    found = tuple(sorted({int(part) for part in text.split(",")} - {0}))
+    if found and not eagle:
+        whose = "no heads" if method is None else f"{method.capitalize()} heads"
+        raise InputError(f"{whose} cannot draft dynamic trees", where="--dynamic-top-k", fix="leave it out")
+    return found

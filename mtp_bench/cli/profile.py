@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,9 +10,8 @@ import typer
 
 from mtp_bench.cli import options
 from mtp_bench.cli.command_line import command_line
-from mtp_bench.errors import InputError
-
-DYNAMIC_TOP_KS = (2, 4, 8)
+from mtp_bench.cli.shards import HELP as SHARD_HELP
+from mtp_bench.cli.shards import choose_shard
 
 if TYPE_CHECKING:
     from mtp_bench.profile.costs import SweepOptions
@@ -30,14 +30,13 @@ def profile(
         list[int] | None, typer.Option("--context", min=1, help="Cached tokens to measure costs at; may repeat.")
     ] = None,
     rounds: Annotated[int, typer.Option(min=3, help="Timings per cost.")] = 20,
-    costs: Annotated[bool, typer.Option("--costs/--no-costs", help="Whether to measure costs.")] = True,
+    costs: Annotated[
+        bool, typer.Option("--costs/--no-costs", help="Whether to measure costs; only the first shard does.")
+    ] = True,
     top_k: Annotated[int, typer.Option(min=1, help="Ranks recorded per head.")] = 10,
-    dynamic_top_k: Annotated[
-        str | None,
-        typer.Option(help="EAGLE: record and cost dynamic trees with these top_k (2,4,8 when left out; 0 = none)."),
-    ] = None,
+    dynamic_top_k: options.DynamicTopK = None,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Prompts answered together when text is made.")] = 32,
-    shard: Annotated[str, typer.Option(help="i/n: profile only every n-th prompt from the i-th (0-based) on.")] = "0/1",
+    shard: Annotated[str | None, typer.Option(help=SHARD_HELP)] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
@@ -55,20 +54,27 @@ def profile(
     from mtp_bench.prompts.load import load_prompts
     from mtp_bench.runs import RESULTS, RunFolder
 
-    part = parse_shard(shard)
+    part = choose_shard(shard, os.environ)
+    if part.local_rank is not None:
+        say(f"shard {part.index}/{part.count}, as the launcher's environment says (--shard 0/1: all prompts)")
     # Before the model is loaded, so that a broken file is refused at once.
     prompt_set = load_prompts(prompts, limit)
-    base = load_base(model, dtype=dtype, device=device, attention=attention, engine=engine, seed=seed)
+    base = load_base(model, dtype=dtype, device=part.device(device), attention=attention, engine=engine, seed=seed)
     loaded, info = load_heads(heads, base, aux_layers=aux_layers, depth=depth)
-    run = RunFolder(out or default_folder(RESULTS, base, part))
-    dynamic = _dynamic_top_ks(dynamic_top_k, info.method)
+    run = RunFolder(part.folder(out) if out else default_folder(RESULTS, base, part.part))
+    dynamic = options.parse_dynamic_top_ks(dynamic_top_k, info.method)
     sweep = replace(default_sweep(max_rows, context, rounds, seed), dynamic_top_ks=dynamic)
     settings = ProfileOptions(
-        max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, dynamic_top_ks=dynamic, raw=raw, shard=part, seed=seed
-    )
+        max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, dynamic_top_ks=dynamic, raw=raw, shard=part.part,
+        seed=seed,
+    )  # fmt: skip
     command = command_line()
-    manifest = run_profile(base, loaded, info, prompt_set, run, settings, sweep if costs else None, command)
-    say(f"profile: {run.path}\n  next: mtp-bench optimize-tree --profile {run.path}")
+    # One measurement is enough, and shards that share a machine would disturb each other's.
+    measured = sweep if costs and part.index == 0 else None
+    with run.exclusive():
+        manifest = run_profile(base, loaded, info, prompt_set, run, settings, measured, command)
+    following = f"optimize-tree --profile {run.path}" if part.count == 1 else "merge SHARD... --out FOLDER"
+    say(f"profile: {run.path}\n  next: mtp-bench {following}")
     if json_output:
         emit_json({"run": str(run.path), **manifest})
 
@@ -78,33 +84,3 @@ def default_sweep(max_rows: int, contexts: list[int] | None, rounds: int, seed: 
     from mtp_bench.profile.costs import SweepOptions, default_rows
 
     return SweepOptions(rows=default_rows(max_rows), contexts=tuple(contexts or (128, 512)), rounds=rounds, seed=seed)
-
-
-def _dynamic_top_ks(text: str | None, method: str) -> tuple[int, ...]:
-    """``2,4,8`` -> numbers; by default those for EAGLE drafts, none for Medusa heads, which cannot draft them.
-
-    Raises:
-        InputError: not a list of whole numbers, or asked for with Medusa heads.
-    """
-    if text is None:
-        return DYNAMIC_TOP_KS if method.startswith("eagle") else ()
-    if not all(part.isascii() and part.isdigit() for part in text.split(",")):
-        raise InputError(f"{text!r} is no list of numbers", where="--dynamic-top-k", fix="write e.g. 2,4,8")
-    found = tuple(sorted({int(part) for part in text.split(",")} - {0}))
-    if found and not method.startswith("eagle"):
-        raise InputError(
-            f"{method.capitalize()} heads cannot draft dynamic trees", where="--dynamic-top-k", fix="leave it out"
-        )
-    return found
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    """``i/n`` -> (i, n).
-
-    Raises:
-        InputError: not of that form, or i outside 0..n-1.
-    """
-    index, _, count = text.partition("/")
-    if index.isdecimal() and count.isdecimal() and int(index) < int(count):
-        return int(index), int(count)
-    raise InputError(f"not a shard: {text!r}", where="--shard", fix="give i/n with 0 <= i < n, such as 0/4")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from mtp_bench.decode.answers import Answer
     from mtp_bench.runs import RunFolder
 
 # Prompts per queue, as a multiple of the largest batch: few enough for pairs, enough that slots are mostly busy.
@@ -34,27 +35,43 @@ def throughput_run(
     contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
     everyone = {ENGINE_BASELINE: (None, StaticTree(())), **{name: (heads, tree) for name, tree in trees.items()}}
     limits = measure_limits(base.device, base.dtype)
-    timers = {batch: StepTimer(base, everyone, context, batch=batch, seed=seed) for batch in batches}
     work = {
         batch: {n: step_work(base, some, tree, batch=batch, context=context) for n, (some, tree) in everyone.items()}
         for batch in batches
     }
     block = QUEUE * max(batches)
+    longest = {batch: _longest_context(answers, batch, block) for batch in batches}
+    timers = {batch: StepTimer(base, everyone, longest[batch], batch=batch, seed=seed) for batch in batches}
     planned = len(everyone) * len(batches) * len(answers) * repeats
     with progress("decoding in batches", planned, "answers") as advance:
         rows = run_throughput(
             base, contenders, answers, batches, block=block, repeats=repeats, seed=seed,
-            between=lambda batch: timers[batch].round(), on_progress=running_totals(advance),
+            between=lambda arm, batch: timers[batch].round(arm, arm), on_progress=running_totals(advance),
         )  # fmt: skip
     costs = {batch: timer.costs() for batch, timer in timers.items()}
     document = throughput_document(rows, trees, trace, costs, work, limits, block=block, seed=seed)
     document |= {
-        "created": timestamp(), "prompts": len(answers), "context": context, "model": model_facts(base),
+        "created": timestamp(), "prompts": len(answers), "context": context, "longest_context": longest,
+        "model": model_facts(base),
         "environment": environment(base.device), "compile_s": compile_seconds(),
     }  # fmt: skip
     write_json(run.throughput, document)
     write_throughput(document, run.path)
     return document
+
+
+def _longest_context(answers: list[Answer], batch: int, block: int) -> int:
+    """Tokens that a pass of the batch attends over: its longest request's context, on average over all queues."""
+    from mtp_bench.trace import mean_longest_context
+
+    queues = [answers[start : start + block] for start in range(0, len(answers), block)]
+    return round(
+        sum(
+            mean_longest_context([len(a.prompt) for a in queue], [len(a.tokens) - 1 for a in queue], batch)
+            for queue in queues
+        )
+        / len(queues)
+    )
 
 
 def print_throughput(document: dict[str, Any]) -> None:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mtp_bench.cli import options
 from mtp_bench.errors import InputError
 
+if TYPE_CHECKING:
+    from mtp_bench.heads.kinds import AnyHeads
+    from mtp_bench.models.base import BaseModel
+    from mtp_bench.train.run import Recipe
+
 METHODS = ("medusa", "eagle", "eagle3")
+# What the heads that training goes on from have decided already.
+SHAPE = ("heads", "layers", "lm_head", "intermediate_size", "draft_vocab")
 LAYOUTS = {"medusa": ("vllm", "version2"), "eagle": ("eagle", "speculators"), "eagle3": ("eagle3", "speculators")}
 
 
@@ -33,6 +41,9 @@ def train_heads(
         str, typer.Option(help="medusa (Medusa-1: base frozen), eagle (EAGLE-1/2) or eagle3.")
     ] = "medusa",
     out: Annotated[Path, typer.Option("--out", help="Folder for the heads and the training record.")] = Path("heads"),
+    init: Annotated[
+        str | None, typer.Option("--init", help="Go on from these heads (folder or shipped name) with fresh rates.")
+    ] = None,
     answers: Annotated[
         list[Path] | None,
         typer.Option("--answers", help="Train on these answers (answers.jsonl of an earlier run); may repeat."),
@@ -84,10 +95,12 @@ def train_heads(
     from mtp_bench.progress import say
     from mtp_bench.train.eagle import EagleRecipe
     from mtp_bench.train.medusa import MedusaRecipe
-    from mtp_bench.train.run import Recipe, TrainingPlan, run_training
+    from mtp_bench.train.run import TrainingPlan, run_training
 
     _one_of("--method", method, METHODS)
     _refuse_foreign(context, method)
+    if init is not None:
+        _refuse_shape(context)
     _one_of("--lm-head", lm_head, ("base", "shared", "own"))
     _one_of("--layout", layout or LAYOUTS[method][0], LAYOUTS[method])
     recipe: Recipe
@@ -111,6 +124,9 @@ def train_heads(
             seed=seed,
         )
     base = load_base(model, dtype=dtype, device=device, seed=seed)
+    start = None
+    if init is not None:
+        start, recipe = _start(init, base, method, recipe)
     plan = TrainingPlan(
         out=out,
         answers=tuple(answers or ()),
@@ -125,7 +141,7 @@ def train_heads(
         layout=layout or LAYOUTS[method][0],
         store_base_rows=store_base_rows,
     )
-    record = run_training(base, recipe, plan)
+    record = run_training(base, recipe, plan, start)
     for row in record["held_out"]:
         say(f"depth {row['head'] + 1}: held-out top-1 {row['top1']:.3f}, top-5 {row['top5']:.3f}")
     say(f"heads, training record and plots: {out}")
@@ -144,6 +160,37 @@ def _refuse_foreign(context: typer.Context, method: str) -> None:
                 f"--method {method} has no use for it",
                 where=f"--{name.replace('_', '-')}",
                 fix=f"leave it out; it is for {' and '.join(methods)}",
+            )
+
+
+def _start(init: str, base: BaseModel, method: str, recipe: Recipe) -> tuple[AnyHeads, Recipe]:
+    """The heads to go on from, and the recipe with what they have decided.
+
+    Raises:
+        InputError: they are of another method.
+    """
+    from mtp_bench.cli.loading import load_heads
+
+    start, info = load_heads(init, base)
+    if info.method != method:
+        raise InputError(f"they are {info.method} heads", where=f"--init {init}", fix=f"use --method {info.method}")
+    made: dict[str, Any] = {"start": info.hash, "draft_vocab": info.draft_vocab_size or 0}
+    if method == "medusa":
+        made |= {"num_heads": info.num_heads, "num_layers": info.num_layers, "lm_head": info.lm_head}
+    return start, replace(recipe, **made)
+
+
+def _refuse_shape(context: typer.Context) -> None:
+    """Raises:
+    InputError: an option is given that says what heads to make, beside heads that are made.
+    """
+    for name in SHAPE:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise InputError(
+                "the heads given with --init have decided that",
+                where=f"--{name.replace('_', '-')}",
+                fix="leave out the one or the other",
             )
 
 

@@ -21,7 +21,7 @@ DYNAMIC_DRAFT = "draft_dynamic"
 STATUSES = ("ok", "oom", "nan", "unstable")
 COLUMNS = (
     "component", "device", "dtype", "batch", "rows", "context", "depth",
-    "median_ms", "low_ms", "high_ms", "n", "status",
+    "median_ms", "low_ms", "high_ms", "n", "status", "floor_ms",
 )  # fmt: skip
 
 
@@ -41,6 +41,7 @@ class CostPoint:
         low_ms, high_ms: 25th and 75th percentile of the timings; NaN when unknown.
         n: number of timings; 0 when unknown.
         status: only ``ok`` points are used.
+        floor_ms: the roofline, what the device needs at the least; NaN when unknown.
     """
 
     component: str = VERIFY
@@ -55,11 +56,20 @@ class CostPoint:
     high_ms: float = math.nan
     n: int = 0
     status: str = "ok"
+    floor_ms: float = math.nan
 
     @property
     def ok(self) -> bool:
         """Whether the point may be used."""
         return self.status == "ok"
+
+    @property
+    def place(self) -> str:
+        """Where on the surface it lies, in words."""
+        size = f"{self.rows} rows" if self.component == VERIFY else f"a draft to depth {self.depth}"
+        if self.component == DYNAMIC_DRAFT:
+            size += f" of a dynamic tree with top_k {self.rows}"
+        return f"{size} at batch {self.batch}, context {self.context}"
 
     @property
     def relative_error(self) -> float:
@@ -101,12 +111,15 @@ def write_points(path: Path | str, points: Iterable[CostPoint]) -> None:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(COLUMNS)
     for point in sorted(points, key=_place):
-        times = [f"{ms:.6f}" if math.isfinite(ms) else "" for ms in (point.median_ms, point.low_ms, point.high_ms)]
+        *times, floor = (
+            f"{ms:.6f}" if math.isfinite(ms) else ""
+            for ms in (point.median_ms, point.low_ms, point.high_ms, point.floor_ms)
+        )
         rows = "" if point.component == DRAFT else point.rows
         depth = "" if point.component == VERIFY else point.depth
         writer.writerow(
             [point.component, point.device, point.dtype, point.batch, rows, point.context, depth, *times,
-             point.n or "", point.status]
+             point.n or "", point.status, floor]
         )  # fmt: skip
     write_text(Path(path), stream.getvalue())
 
@@ -138,6 +151,7 @@ def _parse(row: Mapping[str, str], where: str) -> list[CostPoint]:
         high_ms=_time(row, "high_ms", where),
         n=_whole(row, "n", where, least=0, default=0),
         status=status,
+        floor_ms=_time(row, "floor_ms", where),
     )
     if not (verify and usable and row.get("draft_ms")):
         return [point]

@@ -130,12 +130,19 @@ class CostTable:
         around = self._batches_around(batch)
         if around is not None:
             between = f"batch {batch} was not measured: costs lie between those of {around[0]} and {around[1]}"
-            return (between, *self.notes(batch=around[0], context=context))
+            of_both = (note for b in around for note in self.notes(batch=b, context=context))
+            return (between, *dict.fromkeys(of_both))
         known = self._contexts_of(VERIFY, batch)
-        if context is None or known[0] <= context <= known[-1]:
-            return ()
-        nearest = known[0] if context < known[0] else known[-1]
-        return (f"context {context} lies outside the measured {known[0]}..{known[-1]}: costs of {nearest} are used",)
+        context = known[0] if context is None else context
+        notes = []
+        for what, points in (("", self._verify), ("draft ", self._draft), ("dynamic draft ", self._dynamic)):
+            measured = {p.context for p in points if p.batch == batch}
+            low, high = min(measured, default=context), max(measured, default=context)
+            if not low <= context <= high:
+                place = f"the measured {low}..{high}" if low < high else f"the only one measured, {low}"
+                nearest = low if context < low else high
+                notes.append(f"context {context} lies outside {place}: {what}costs of {nearest} are used")
+        return tuple(notes)
 
     def verify_curve(self, *, batch: int = 1, context: int | None = None, padded: bool = True) -> Floats:
         """float64 [R]: envelope cost in ms of 1..R rows, without the draft; not ``padded``: of just so many rows.

@@ -18,6 +18,12 @@ class DeviceLimits:
     copy_bytes_per_s: float
     flops_per_s: float
 
+    def best(self, other: DeviceLimits) -> DeviceLimits:
+        """The faster of two measurements, rate by rate: a busy moment hides what a device can do."""
+        return DeviceLimits(
+            max(self.copy_bytes_per_s, other.copy_bytes_per_s), max(self.flops_per_s, other.flops_per_s)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class StepWork:
@@ -32,6 +38,12 @@ class StepWork:
     weight_bytes: float
     cache_bytes: float
     flops: float
+
+    def __add__(self, other: StepWork) -> StepWork:
+        """Both, one after the other."""
+        return StepWork(
+            self.weight_bytes + other.weight_bytes, self.cache_bytes + other.cache_bytes, self.flops + other.flops
+        )
 
     @property
     def bytes(self) -> float:

@@ -54,13 +54,13 @@ def run_throughput(
     block: int,
     repeats: int = 1,
     seed: int = 0,
-    between: Callable[[int], None] | None = None,
+    between: Callable[[str, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[ThroughputRow]:
     """Decode every block of ``block`` answers at every batch size with every contender and the N = 0 baseline.
 
     Args:
-        between: called with the batch size whenever an arm has emptied a block's queue.
+        between: called with the arm and the batch size whenever it has emptied a block's queue.
     """
     everyone = {ENGINE_BASELINE: Contender(StaticTree(()), None), **contenders}
     arms = [(name, batch) for batch in batches for name in everyone]
@@ -77,7 +77,7 @@ def run_throughput(
             for place in order.permutation(len(arms)):
                 outcome[arms[place]] = _decode(decoders[arms[place]], part)
                 if between is not None:
-                    between(arms[place][1])
+                    between(*arms[place])
                 done += len(part)
                 if on_progress is not None:
                     on_progress(done, planned)

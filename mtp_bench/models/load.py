@@ -78,7 +78,12 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
 
 
 def pick_device(wanted: str) -> torch.device:
-    """``auto`` = the first CUDA device, else the CPU."""
+    """``auto`` = the first CUDA device, else the CPU. A CUDA device that is named becomes the current one, which graphs
+    and kernels that name none run on.
+
+    Raises:
+        InputError: no such device.
+    """
     if wanted == "auto":
         wanted = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -87,6 +92,11 @@ def pick_device(wanted: str) -> torch.device:
         raise InputError(f"unknown device {wanted!r}", where="--device", fix="use auto, cpu, cuda or cuda:N") from error
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("no CUDA device is usable here", where="--device", fix="use --device cpu or auto")
+    if device.type == "cuda" and device.index is not None:
+        count = torch.cuda.device_count()
+        if device.index >= count:
+            raise InputError(f"no device {wanted}, only {count}", where="--device", fix="use one of cuda:0 and up")
+        torch.cuda.set_device(device)
     return device
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
 
 import torch
 
@@ -34,7 +33,7 @@ def measure_limits(device: torch.device, dtype: torch.dtype) -> DeviceLimits:
 
 
 def _best_s(call: Callable[[], object], device: torch.device) -> float:
-    """Median seconds of a call, the first two uncounted."""
+    """Least seconds of a call, the first two uncounted: a limit is what the device can do undisturbed."""
     seconds = []
     for _ in range(REPEATS + 2):
         start = time.perf_counter()
@@ -42,7 +41,7 @@ def _best_s(call: Callable[[], object], device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - start)
-    return median(seconds[2:])
+    return min(seconds[2:])
 
 
 def step_work(base: BaseModel, heads: AnyHeads | None, topology: Topology, *, batch: int, context: float) -> StepWork:
@@ -50,15 +49,27 @@ def step_work(base: BaseModel, heads: AnyHeads | None, topology: Topology, *, ba
 
     Activations, masks and the draft's own cache are left out: they are small beside the weights.
     """
-    rows = topology.rows * batch
+    verify = verify_work(base, topology.rows, batch=batch, context=context)
+    return verify if heads is None else verify + draft_work(base, heads, topology, batch=batch)
+
+
+def verify_work(base: BaseModel, rows: int, *, batch: int, context: float) -> StepWork:
+    """The base model's part of a step over ``rows`` rows per sequence; see ``step_work``."""
     weight_bytes, parameters = _base_weights(base)
     width = base.num_attention_heads * base.head_dim
-    attention = 4 * base.num_layers * width * (context + topology.rows) * rows
-    flops = 2 * parameters * rows + attention
-    for passed_rows, module_parameters in _draft_passes(heads, topology) if heads is not None else ():
-        weight_bytes += module_parameters * base.dtype.itemsize
-        flops += 2 * module_parameters * passed_rows * batch
-    return StepWork(weight_bytes, batch * context * base.kv_bytes_per_token, flops)
+    attention = 4 * base.num_layers * width * (context + rows)
+    cache_bytes = batch * context * base.kv_bytes_per_token
+    return StepWork(weight_bytes, cache_bytes, (2 * parameters + attention) * rows * batch)
+
+
+def draft_work(base: BaseModel, heads: AnyHeads, topology: Topology, *, batch: int) -> StepWork:
+    """The heads' part of a step; see ``step_work``."""
+    passes = _draft_passes(heads, topology)
+    return StepWork(
+        weight_bytes=sum(parameters * base.dtype.itemsize for _, parameters in passes),
+        cache_bytes=0,
+        flops=sum(2 * parameters * rows * batch for rows, parameters in passes),
+    )
 
 
 def _base_weights(base: BaseModel) -> tuple[int, int]:

@@ -15,8 +15,8 @@ from mtp_bench.profile.bench import arm_figures, speedup_between
 from mtp_bench.profile.costs import StepCost
 from mtp_bench.runs import RunFolder
 from mtp_bench.search import TrieSource, exact_search
-from mtp_bench.search.curve import TOKENS
-from mtp_bench.search.transfer import transfer
+from mtp_bench.search.by_category.transfer import transfer
+from mtp_bench.search.exact.curve import TOKENS
 from mtp_bench.topology import StaticTree, Topology, name_of
 from mtp_bench.trace import RankTrace, replay
 

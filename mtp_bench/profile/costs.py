@@ -8,31 +8,29 @@ call is all of a step but its draft: masks, forward pass, acceptance, cache move
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from mtp_bench.cost import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint
-from mtp_bench.decode.cache import TreeCache
-from mtp_bench.decode.draft import Settled
-from mtp_bench.decode.graph import stepper_type
+from mtp_bench.cost import CostPoint
 from mtp_bench.decode.memory import check_memory
-from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.profile.environment import device_name
+from mtp_bench.profile.cells import DRAFT_TOP_K, Cell, CellMaker, draft_cells, filled_cache, verify_cell
 from mtp_bench.profile.timings import Timings
-from mtp_bench.topology import DynamicTree, StaticTree, Topology, chain
+from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.topology.shapes import typical_tree
 
 # Both sides of where kernels usually change their tiling.
 LIKELY_ROWS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32, 33, 40, 48, 56, 64, 65, 80, 96, 128, 129, 192, 256, 257)
 UNSTABLE_SPREAD = 0.5
+MIN_TIMINGS = 3
 STEPS_IN_A_ROW = 8
+STALL = 3.0  # times the median: the machine was away, which is no property of the step
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class SweepOptions:
     batch: int = 1
     rounds: int = 20
     max_seconds: float = 600.0
-    draft_top_k: int = 10
+    draft_top_k: int = DRAFT_TOP_K
     dynamic_top_ks: tuple[int, ...] = ()
     seed: int = 0
 
@@ -66,23 +64,6 @@ def default_rows(max_rows: int) -> tuple[int, ...]:
     return tuple(sorted({*chosen, max_rows, *beyond}))
 
 
-@dataclass
-class _Cell:
-    """One thing to time. ``call`` runs it once; ``check`` says whether its numbers are finite."""
-
-    point: CostPoint
-    call: Callable[[], object]
-    finite: Callable[[], bool]
-    timings_ms: list[float] = field(default_factory=list)
-    status: str = "ok"
-
-    @property
-    def name(self) -> str:
-        """What tells it from the others of a sweep."""
-        point = self.point
-        return f"{point.component} batch {point.batch} rows {point.rows} context {point.context} depth {point.depth}"
-
-
 def sweep_costs(
     base: BaseModel,
     heads: AnyHeads | None,
@@ -91,7 +72,7 @@ def sweep_costs(
     timings: Timings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[CostPoint]:
-    """Measure verify costs for every (rows, context) and draft costs for every depth.
+    """Measure verify costs for every (rows, context) and draft costs for every (depth, context).
 
     A cell that runs out of memory or gives non-finite numbers is marked and left out; the sweep goes on.
 
@@ -99,7 +80,13 @@ def sweep_costs(
         timings: where to go on from, and to keep what is measured.
         on_progress: called with (timings done, timings planned).
     """
-    cells = [*_verify_cells(base, heads, options), *_draft_cells(base, heads, options)]
+    length = max(options.contexts) + max(options.rows)
+    check_memory(base, batch=options.batch, length=length, rows=min(options.rows))
+    maker = CellMaker(
+        base, heads, batch=options.batch, length=length, draft_top_k=options.draft_top_k, seed=options.seed
+    )
+    verify = (maker.verify(rows, context) for rows in options.rows for context in options.contexts)
+    cells = [*verify, *maker.drafts(options.contexts, options.dynamic_top_ks)]
     return time_cells(cells, base.device, options, on_progress, timings)
 
 
@@ -121,7 +108,8 @@ class StepTimer:
     Where the speed of a machine drifts, costs of an hour ago say little; timed in between the decoding that they are to
     predict, they see the same machine. Each contender takes several steps in a row, verification and draft in turns as
     in decoding, of which the first is not counted: it finds the caches and threads as other work left them. Means, not
-    medians: decoding too takes the slow steps with the fast.
+    medians: decoding too takes the slow steps with the fast. Only stalls are left out: one of a second would outweigh
+    all that were timed, though not all that are decoded.
     """
 
     def __init__(
@@ -141,8 +129,7 @@ class StepTimer:
             InputError: a step ran out of memory or gave numbers that are not finite.
         """
         self._device, self._order = base.device, np.random.default_rng(seed)
-        options = SweepOptions(rows=(), contexts=(context,), batch=batch, seed=seed)
-        cache = _filled_cache(base, batch, context + max(tree.rows for _, tree in contenders.values()), seed)
+        cache = filled_cache(base, batch, context + max(tree.rows for _, tree in contenders.values()), seed)
         self._verify, self._draft = {}, {}
         for name, (heads, tree) in contenders.items():
             shape = (
@@ -150,17 +137,17 @@ class StepTimer:
                 if isinstance(tree, StaticTree)
                 else typical_tree(tree.num_nodes, depth=tree.depth, top_k=tree.rows)
             )
-            self._verify[name] = _verify_cell(base, cache, shape, tree.rows, context, batch)
+            self._verify[name] = verify_cell(base, cache, shape, tree.rows, context)
             if tree.depth:
-                self._draft[name] = _draft_cell(base, heads, tree, context, options)
+                [self._draft[name]] = draft_cells(base, heads, tree, cache, (context,), seed)
         for cell in (*self._verify.values(), *self._draft.values()):
             _guarded(cell, lambda cell=cell: _warm_up(cell, self._device))  # type: ignore[misc]
             if cell.status != "ok":
                 raise InputError(f"a step of {cell.point.rows} rows could not be timed: {cell.status}", where="costs")
 
-    def round(self) -> None:
-        """Time some steps of each contender, contenders in random order."""
-        names = list(self._verify)
+    def round(self, *names: str) -> None:
+        """Time some steps of each contender, or only of those named, in random order."""
+        names = names or tuple(self._verify)
         for index in self._order.permutation(len(names)):
             parts = [cells[names[index]] for cells in (self._verify, self._draft) if names[index] in cells]
             for step in range(1 + STEPS_IN_A_ROW):
@@ -171,32 +158,46 @@ class StepTimer:
 
     def costs(self) -> dict[str, StepCost]:
         """Mean costs over all rounds so far."""
-        drafted = {name: float(np.mean(cell.timings_ms)) for name, cell in self._draft.items()}
+        drafted = {name: mean_without_stalls(cell.timings_ms) for name, cell in self._draft.items()}
         return {
-            name: StepCost(float(np.mean(cell.timings_ms)), drafted.get(name, 0.0))
+            name: StepCost(mean_without_stalls(cell.timings_ms), drafted.get(name, 0.0))
             for name, cell in self._verify.items()
         }
 
 
+def mean_without_stalls(timings_ms: Sequence[float]) -> float:
+    """Mean of the timings that are at most :data:`STALL` times their median."""
+    timings = np.asarray(timings_ms)
+    return float(timings[timings <= STALL * np.median(timings)].mean())
+
+
 def time_cells(
-    cells: Sequence[_Cell],
+    cells: Sequence[Cell],
     device: torch.device,
     options: SweepOptions,
     on_progress: Callable[[int, int], None] | None = None,
     timings: Timings | None = None,
 ) -> list[CostPoint]:
-    """Warm up and time ``cells`` in interleaved random order, one order per round."""
+    """Warm up and time ``cells`` in interleaved random order, one order per round.
+
+    Args:
+        options: rounds, the order's seed, and the time after which no further round begins; the first always does.
+        timings: rounds that were done before, which are not done again, and the time that they took.
+    """
     timings = timings or Timings()
     for cell in cells:
         cell.timings_ms = list(timings.by_cell.get(cell.name, ()))
-        cell.status = timings.status.get(cell.name, "ok")
-        if cell.status == "ok":
-            _guarded(cell, lambda cell=cell: _warm_up(cell, device))  # type: ignore[misc]
+        cell.status = timings.status.get(cell.name, cell.status)
     planned, done = options.rounds * len(cells), timings.rounds * len(cells)
     if on_progress is not None and done:
         on_progress(done, planned)
-    start = time.perf_counter()
+    before_s, start = timings.seconds, time.perf_counter()
     for round_ in range(timings.rounds, options.rounds):
+        if round_ and timings.seconds > options.max_seconds:
+            break
+        for cell in cells:
+            if cell.status == "ok" and not cell.warm:
+                _guarded(cell, lambda cell=cell: _warm_up(cell, device))  # type: ignore[misc]
         for index in np.random.default_rng([options.seed, round_]).permutation(len(cells)):
             cell = cells[index]
             if cell.status == "ok":
@@ -205,36 +206,40 @@ def time_cells(
             if on_progress is not None:
                 on_progress(done, planned)
         timings.keep(
-            round_ + 1, {cell.name: cell.timings_ms for cell in cells}, {cell.name: cell.status for cell in cells}
+            round_ + 1,
+            {cell.name: cell.timings_ms for cell in cells},
+            {cell.name: cell.status for cell in cells},
+            before_s + time.perf_counter() - start,
         )
-        if time.perf_counter() - start > options.max_seconds:
-            break
-    return [_point(cell) for cell in cells]
+    return [_point(cell, options.rounds) for cell in cells]
 
 
-def _guarded(cell: _Cell, action: Callable[[], object]) -> None:
+def _guarded(cell: Cell, action: Callable[[], object]) -> None:
     """Run ``action``; running out of memory ends the cell, not the sweep."""
     try:
         action()
-    except MemoryError:
-        cell.status = "oom"
-    except RuntimeError as error:
-        # The CPU allocator raises a plain RuntimeError.
-        if not isinstance(error, torch.OutOfMemoryError) and "memory" not in str(error).lower():
+    except (MemoryError, RuntimeError) as error:
+        if not ran_out_of_memory(error):
             raise
         cell.status = "oom"
-    if cell.status == "oom" and torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
 
 
-def _warm_up(cell: _Cell, device: torch.device, *, times: int = 3) -> None:
+def ran_out_of_memory(error: Exception) -> bool:
+    """Whether this is what it says; the CPU allocator raises a plain RuntimeError."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "memory" in str(error).lower()
+
+
+def _warm_up(cell: Cell, device: torch.device, *, times: int = 3) -> None:
     for _ in range(times):
         _time_ms(cell, device)
+    cell.warm = True
     if not cell.finite():
         cell.status = "nan"
 
 
-def _time_ms(cell: _Cell, device: torch.device) -> float:
+def _time_ms(cell: Cell, device: torch.device) -> float:
     _synchronize(device)
     start = time.perf_counter()
     cell.call()
@@ -247,91 +252,11 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _point(cell: _Cell) -> CostPoint:
+def _point(cell: Cell, rounds: int) -> CostPoint:
+    """Median and quartiles; too few timings to tell the spread are as good as a spread too large."""
     if cell.status != "ok" or not cell.timings_ms:
         return replace(cell.point, status=cell.status if cell.status != "ok" else "unstable")
     low, median, high = (float(value) for value in np.percentile(cell.timings_ms, [25, 50, 75]))
-    status = "unstable" if (high - low) > UNSTABLE_SPREAD * median else "ok"
+    few = len(cell.timings_ms) < min(rounds, MIN_TIMINGS)
+    status = "unstable" if few or (high - low) > UNSTABLE_SPREAD * median else "ok"
     return replace(cell.point, median_ms=median, low_ms=low, high_ms=high, n=len(cell.timings_ms), status=status)
-
-
-def _verify_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions) -> Iterable[_Cell]:
-    depth = heads.max_depth if heads is not None else 4
-    length = max(options.contexts) + max(options.rows)
-    check_memory(base, batch=options.batch, length=length, rows=min(options.rows))
-    cache = _filled_cache(base, options.batch, length, options.seed)
-    for rows in options.rows:
-        tree = typical_tree(rows - 1, depth=depth, top_k=max(options.draft_top_k, rows))
-        for context in options.contexts:
-            yield _verify_cell(base, cache, tree, rows, context, options.batch)
-
-
-def _filled_cache(base: BaseModel, batch: int, length: int, seed: int) -> TreeCache:
-    cache = TreeCache.allocate(base, batch=batch, length=length)
-    torch.manual_seed(seed)
-    cache.data.normal_(std=0.1)
-    return cache
-
-
-def _verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int, context: int, batch: int) -> _Cell:
-    tensors = TreeTensors.build(tree, base.device, rows=rows)
-    stepper = stepper_type(base)(base, None, TreeTensors.build(StaticTree(()), base.device), cache)
-    generator = torch.Generator().manual_seed(rows)
-    tokens = torch.randint(0, base.vocab_size, (batch, rows), generator=generator).to(base.device)
-    stepper.set_rows(tensors, tokens)
-
-    @torch.inference_mode()
-    def call() -> object:
-        stepper.lengths.fill_(context)
-        return stepper.advance(context)[0].tolist()
-
-    @torch.inference_mode()
-    def finite() -> bool:
-        stepper.lengths.fill_(context)
-        return bool(torch.isfinite(base.logits(stepper.verify(context).hidden)).all())
-
-    return _Cell(_named(base, component=VERIFY, batch=batch, rows=rows, context=context), call, finite)
-
-
-def _draft_cells(base: BaseModel, heads: AnyHeads | None, options: SweepOptions) -> Iterable[_Cell]:
-    for depth in range(1, heads.max_depth + 1 if heads is not None else 1):
-        # The typical tree of so few nodes may not be so deep: the chain makes it.
-        paths = {*typical_tree(4 * depth, depth=depth, top_k=options.draft_top_k).paths, *chain(depth).paths}
-        trees: list[Topology] = [StaticTree.from_paths(sorted(paths))]
-        trees += [DynamicTree(depth, top_k, top_k) for top_k in options.dynamic_top_ks]
-        for tree in trees:
-            yield _draft_cell(base, heads, tree, min(options.contexts), options)
-
-
-def _draft_cell(base: BaseModel, heads: AnyHeads | None, tree: Topology, context: int, options: SweepOptions) -> _Cell:
-    """Drafting ``tree`` after a step that settled two tokens."""
-    cache = TreeCache.allocate(base, batch=options.batch, length=context + tree.rows)
-    stepper = stepper_type(base)(base, heads, TreeTensors.build(tree, base.device, batch=options.batch), cache)
-    assert stepper.drafter is not None
-    generator = torch.Generator().manual_seed(options.seed)
-    width = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
-    features = torch.randn(options.batch, tree.depth + 1, width, generator=generator).to(base.device, base.dtype)
-    tokens = torch.randint(0, base.vocab_size, (options.batch, tree.depth + 1), generator=generator).to(base.device)
-    starts = torch.full((options.batch,), context, device=base.device)
-    settled = Settled(starts, tokens, features, torch.full_like(starts, 2), context)
-
-    @torch.inference_mode()
-    def call() -> object:
-        stepper.draft_again(settled)
-        return None
-
-    def finite() -> bool:
-        # Drafts are token ids, which hide a NaN; weights that hold one are what makes it.
-        assert isinstance(heads, torch.nn.Module)
-        return all(bool(torch.isfinite(parameter).all()) for parameter in heads.parameters())
-
-    kind = {"component": DRAFT}
-    if isinstance(tree, DynamicTree):
-        kind = {"component": DYNAMIC_DRAFT, "rows": tree.top_k}  # type: ignore[dict-item]
-    point = _named(base, batch=options.batch, context=context, depth=tree.depth, **kind)
-    return _Cell(point, call, finite)
-
-
-def _named(base: BaseModel, **place: object) -> CostPoint:
-    dtype = str(base.dtype).removeprefix("torch.")
-    return CostPoint(device=device_name(base.device), dtype=dtype, **place)  # type: ignore[arg-type]

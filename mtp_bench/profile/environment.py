@@ -39,6 +39,11 @@ def environment(device: torch.device) -> dict[str, Any]:
     return facts
 
 
+def machine_key(device: torch.device) -> list[Any]:
+    """What must be the same for timings of two runs to be of one kind."""
+    return [device_name(device), torch.get_num_threads(), torch.__version__]
+
+
 def device_name(device: torch.device) -> str:
     """Marketing name of the device."""
     if device.type == "cuda":

@@ -18,9 +18,9 @@ from mtp_bench.files import write_text
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.bench import Predictor
-from mtp_bench.search.candidates import BASELINE, Candidate
-from mtp_bench.search.race import Heat, Lap, Race
-from mtp_bench.search.verdict import Verdict, decide
+from mtp_bench.search.race.candidates import BASELINE, Candidate
+from mtp_bench.search.race.run import Heat, Lap, Race
+from mtp_bench.search.race.verdict import Verdict, decide
 from mtp_bench.topology import StaticTree
 from mtp_bench.trace import Interval, replay
 

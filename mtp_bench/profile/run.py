@@ -11,18 +11,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mtp_bench.cost import CostTable
+from mtp_bench.cost import CostPoint, CostTable, floor_warnings
 from mtp_bench.decode.answers import Answer, answer_all, stored_answers
 from mtp_bench.decode.probe import probe_tree
 from mtp_bench.errors import CheckFailed, InputError
-from mtp_bench.files import sha256_json
+from mtp_bench.files import remove_leftovers, sha256_json
 from mtp_bench.heads.base import HeadsInfo
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat, chat_format
+from mtp_bench.profile.accounting import measure_limits
 from mtp_bench.profile.alignment import alignment_hint
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
-from mtp_bench.profile.environment import environment, model_facts, timestamp
+from mtp_bench.profile.environment import environment, machine_key, model_facts, timestamp
+from mtp_bench.profile.floors import with_floors
 from mtp_bench.profile.live import LiveCheck, check_live
 from mtp_bench.profile.record import record_trace
 from mtp_bench.profile.timings import Timings
@@ -70,9 +72,9 @@ def run_profile(
         CheckFailed: the probe failed, fp32 replay differs from live decoding, or nothing at all was accepted.
     """
     chat = chat_format(base, raw=options.raw)
+    own = _own_prompts(prompts, options.shard)
     facts = _facts(base, heads_info, prompts, chat, options, sweep, command)
     _claim(run, facts)
-    own = _own_prompts(prompts, options.shard)
     tree = typical_tree(15, depth=heads.max_depth, top_k=options.top_k)
     first = chat.encode([("user", own.prompts[0].turns[0])])
     probe = probe_tree(base, tree, first)
@@ -86,7 +88,7 @@ def run_profile(
         "text": _text_facts(answers, trace),
     }
     if sweep is not None:
-        _measure(base, heads, run, sweep, facts["key"])
+        _measure(base, heads, run, sweep, facts)
     facts["finished"] = timestamp()
     run.write_manifest(facts)
     return facts
@@ -121,6 +123,7 @@ def _facts(
         "acceptance_rule": "greedy",
         "first_prompt": chat.fingerprint([("user", prompts.prompts[0].turns[0])]),
         "sweep": None if sweep is None else asdict(sweep),
+        "device_limits": None,
         "environment": environment(base.device),
         "finished": None,
     }
@@ -128,21 +131,24 @@ def _facts(
 
 def _claim(run: RunFolder, facts: dict[str, Any]) -> None:
     """Write the manifest, or find that this very profile was begun here before."""
-    if run.manifest.exists():
-        earlier = run.read_manifest()
-        if earlier.get("key") != facts["key"]:
-            raise InputError(
-                "the folder holds a profile with another model, heads, prompts or settings",
-                where=str(run.path),
-                fix="name another folder with --out, or delete this one",
-            )
+    earlier = run.claim(facts["key"], "a profile with another model, heads, prompts or settings")
+    if earlier is not None:
         say(f"resuming {run.path}")
+        facts["device_limits"] = earlier.get("device_limits")
+    remove_leftovers(run.path)
     run.write_manifest(facts)
 
 
 def _own_prompts(prompts: PromptSet, shard: tuple[int, int]) -> PromptSet:
     index, count = shard
-    return replace(prompts, prompts=prompts.prompts[index::count])
+    own = prompts.prompts[index::count]
+    if not own:
+        raise InputError(
+            f"shard {index}/{count} has no prompt: there are only {len(prompts.prompts)}",
+            where="--shard",
+            fix="use fewer shards or more prompts",
+        )
+    return replace(prompts, prompts=own)
 
 
 def _answer(
@@ -228,27 +234,36 @@ def _text_facts(answers: Sequence[Answer], trace: RankTrace) -> dict[str, Any]:
     }
 
 
-def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptions, key: str) -> None:
+def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptions, facts: dict[str, Any]) -> None:
+    key = sha256_json([facts["key"], asdict(sweep), machine_key(base.device)])
+    timings = Timings.resume(run.path / "cost.partial.json", key)
     if run.cost.exists():
         say(f"costs: keeping {run.cost}")
-        return
-    timings = Timings.resume(run.path / "cost.partial.json", sha256_json([key, asdict(sweep)]))
-    points = measure_with_progress(base, heads, sweep, timings)
-    CostTable(tuple(points), source=str(run.cost)).to_csv(run.cost)
+    else:
+        limits = measure_limits(base.device, base.dtype)
+        measured = measure_with_progress(base, heads, sweep, timings)
+        limits = limits.best(measure_limits(base.device, base.dtype))
+        points = with_floors(measured, base, heads, limits)
+        for warning in floor_warnings(points):
+            warn(warning)
+        # Before the costs, which say that this stage is done.
+        facts["device_limits"] = asdict(limits)
+        run.write_manifest(facts)
+        CostTable(tuple(points), source=str(run.cost)).to_csv(run.cost)
     timings.discard()
 
 
 def measure_with_progress(
     base: BaseModel, heads: AnyHeads | None, sweep: SweepOptions, timings: Timings | None = None
-) -> list[Any]:
+) -> list[CostPoint]:
     """``sweep_costs`` with a progress bar; warns about cells that could not be measured."""
     drafts = 0 if heads is None else heads.max_depth * (1 + len(sweep.dynamic_top_ks))
-    cells = len(sweep.rows) * len(sweep.contexts) + drafts
+    cells = (len(sweep.rows) + drafts) * len(sweep.contexts)
     with progress("costs", cells * sweep.rounds, "timings") as advance:
         points = sweep_costs(base, heads, sweep, timings=timings, on_progress=running_totals(advance))
     for point in points:
         if point.status != "ok":
-            warn(f"cost of {point.rows} rows at context {point.context}: {point.status}")
+            warn(f"cost of {point.place}: {point.status}")
     return points
 
 

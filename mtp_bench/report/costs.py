@@ -1,8 +1,8 @@
 """The cost curve: what a step over more rows costs, and where on it the chosen tree sits.
 
 Measured points with their quartiles, and below them the envelope that the search uses (the least cost over at least
-that many rows, since rows can be padded). The right axis counts in passes over one row, which is what a reader
-compares a tree's tokens_per_step with.
+that many rows, since rows can be padded) and the roofline floor, where it is known. The right axis counts in passes
+over one row, which is what a reader compares a tree's tokens_per_step with.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class CostCurves:
     """Costs as lines.
 
     Args:
-        frame: columns :data:`COLUMNS`; ``kind`` is ``measured``, ``envelope``, ``draft`` or ``chosen`` (verification of
-            the chosen tree, on the envelope); ``relative`` = ms over one row's envelope cost at the same context, NaN
-            when one row was not measured.
+        frame: columns :data:`COLUMNS`; ``kind`` is ``measured``, ``floor`` (the roofline of a measured pass),
+            ``envelope``, ``draft`` or ``chosen`` (verification of the chosen tree, on the envelope); ``relative`` = ms
+            over one row's envelope cost at the same context, NaN when one row was not measured.
         unusable: number of points by status, for those that were not ``ok``.
         chosen: the tree marked, if any.
     """
@@ -88,6 +88,9 @@ def _panel(points: list[CostPoint], batch: int, chosen: Chosen | None) -> list[d
                 size: dict[str, Any] = {"rows": p.rows} if p.component == VERIFY else {"depth": p.depth}
                 spread = {"low_ms": p.low_ms, "high_ms": p.high_ms, "relative": p.median_ms / one}
                 lines.append({"context": context, "kind": kind, "ms": p.median_ms} | size | spread)
+                if p.component == VERIFY and math.isfinite(p.floor_ms):
+                    floor = {"kind": "floor", "ms": p.floor_ms, "relative": p.floor_ms / one}
+                    lines.append({"context": context} | size | floor)
         for rows, ms in enumerate(curve, start=1):
             lines.append({"context": context, "kind": "envelope", "rows": rows, "ms": ms, "relative": ms / one})
     if chosen is not None and chosen.batch == batch:
@@ -117,17 +120,20 @@ def draw_costs(curves: CostCurves) -> Figure:
     machines = curves.machines
     columns = min(2, len(machines))
     lines = math.ceil(len(machines) / columns)
+    of = curves.frame
     figure = style.new_figure(7.2 if columns == 1 else 12.0, 4.4 if lines == 1 else 3.7 * lines)
     for place, (device, dtype, batch) in enumerate(machines):
         axes = figure.add_subplot(lines, columns, place + 1)
-        of = curves.frame
         part = of[(of["device"] == device) & (of["dtype"] == dtype) & (of["batch"] == batch)]
         named = ", ".join(name for name in (device, dtype, f"batch {batch}") if name)
         axes.set_title(f"Cost of a verification pass ({named})")
         _draw_panel(axes, part, curves.chosen)
     failed = ", ".join(f"{count} {status}" for status, count in curves.unusable.items())
     note = f" Not usable: {failed}." if failed else ""
-    style.caption(figure, "Points: medians with 25th-75th percentile. Lines: envelope, min over m >= rows." + note)
+    floor = " Dashed: bytes and operations at the device's measured rates." if (of["kind"] == "floor").any() else ""
+    style.caption(
+        figure, "Points: medians with 25th-75th percentile. Lines: envelope, min over m >= rows." + floor + note
+    )
     return figure
 
 
@@ -145,6 +151,9 @@ def _draw_panel(axes: Axes, part: pd.DataFrame, chosen: Chosen | None) -> None:
         envelope = line[line["kind"] == "envelope"]
         label = f"context {context}" if context else "all contexts"
         axes.plot(envelope["rows"].to_numpy(float), envelope["ms"].to_numpy(float), color=colour, label=label)
+        floor = line[line["kind"] == "floor"].sort_values("rows")
+        named = "roofline floor" if place == 0 and len(floor) else None
+        axes.plot(floor["rows"].to_numpy(float), floor["ms"].to_numpy(float), "--", color=colour, lw=1, label=named)
     _draw_draft(axes, part, chosen)
     _scale(axes, part)
     _mark_chosen(axes, part[part["kind"] == "chosen"])

@@ -32,6 +32,9 @@ FILES = {
     "bench.csv": "mtp-bench bench",
     "bench.json": "mtp-bench bench",
     "throughput.json": "mtp-bench bench --batch 1,4,8",
+    "schedule.json": "mtp-bench optimize-tree --batch 1,4,8",
+    "operating_range.json": "mtp-bench optimize-tree --batch 1,4,8 --context 512,4096",
+    "pareto.json": "mtp-bench optimize-tree --batch 1,4,8 --objective pareto",
 }
 LOSS_FILE, HELD_OUT_FILE = "loss.csv", "heldout.csv"
 LOSS_COLUMNS = ("step", "tokens", "loss")
@@ -50,8 +53,8 @@ class RunInputs:
     Args:
         folder: the run folder.
         manifest: ``run.json``.
-        trace, acceptance, cost, optimize, tree, bench, bench_summary, throughput: the other files, in the order of
-            :data:`FILES`.
+        trace, acceptance, cost, optimize, tree, bench, bench_summary, throughput, schedule, operating_range, pareto:
+            the other files, in the order of :data:`FILES`.
         loss, held_out: the training's CSVs.
         missing: file name -> the command that writes it.
         damaged: what is wrong with files that are there but cannot be used.
@@ -67,6 +70,9 @@ class RunInputs:
     bench: pd.DataFrame | None = None
     bench_summary: Mapping[str, Any] | None = None
     throughput: Mapping[str, Any] | None = None
+    schedule: Mapping[str, Any] | None = None
+    operating_range: Mapping[str, Any] | None = None
+    pareto: Mapping[str, Any] | None = None
     loss: pd.DataFrame | None = None
     held_out: pd.DataFrame | None = None
     missing: tuple[tuple[str, str], ...] = ()
@@ -116,6 +122,9 @@ def read_run(folder: Path, *, training: Path | None = None) -> RunInputs:
         bench=attempt(folder / "bench.csv", _table(BENCH_COLUMNS)),
         bench_summary=attempt(folder / "bench.json", _document),
         throughput=attempt(folder / "throughput.json", _document),
+        schedule=attempt(folder / "schedule.json", _document),
+        operating_range=attempt(folder / "operating_range.json", _document),
+        pareto=attempt(folder / "pareto.json", _document),
         loss=attempt(loss_path, _table(LOSS_COLUMNS)),
         held_out=attempt(held_out_path, _table(HELD_OUT_COLUMNS)),
         missing=tuple((name, command) for name, command in FILES.items() if not (folder / name).is_file()),

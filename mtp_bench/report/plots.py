@@ -11,7 +11,22 @@ from matplotlib.figure import Figure
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError, MtpBenchError
-from mtp_bench.report import acceptance, budget, costs, history, prediction, sizes, throughput, training, trees
+from mtp_bench.report import (
+    acceptance,
+    budget,
+    chosen_size,
+    costs,
+    history,
+    operating_range,
+    overfit,
+    pareto,
+    prediction,
+    schedule,
+    sizes,
+    throughput,
+    training,
+    trees,
+)
 from mtp_bench.report import measured as race
 from mtp_bench.report.inputs import RunInputs
 from mtp_bench.topology import Path, StaticTree, chain, resolve
@@ -92,6 +107,16 @@ def _sizes(inputs: RunInputs) -> Plot | None:
     return None if curve is None else Plot("sizes", SIZES, sizes.draw_sizes(curve), curve.export())
 
 
+def _chosen_size(inputs: RunInputs) -> Plot | None:
+    data = chosen_size.chosen_size_data(inputs.optimize or {})
+    return None if data is None else Plot("chosen_size", CHOSEN, chosen_size.draw_chosen_size(data), data.frame)
+
+
+def _overfit(inputs: RunInputs) -> Plot | None:
+    data = overfit.overfit_data(inputs.optimize or {})
+    return None if data is None else Plot("overfit", OVERFIT, overfit.draw_overfit(data), data.frame)
+
+
 def _tree(inputs: RunInputs) -> Plot | None:
     tree = chosen_tree(inputs)
     if tree is None or not tree.num_nodes:
@@ -131,6 +156,27 @@ def _throughput(inputs: RunInputs) -> Plot | None:
     return Plot("throughput", THROUGHPUT, throughput.draw_throughput(frame), frame)
 
 
+def _schedule(inputs: RunInputs) -> Plot | None:
+    if inputs.schedule is None:
+        return None
+    frame = schedule.schedule_frame(inputs.schedule)
+    return Plot("schedule", SCHEDULE, schedule.draw_schedule(frame, inputs.schedule["batch_schedule"]), frame)
+
+
+def _operating_range(inputs: RunInputs) -> Plot | None:
+    if inputs.operating_range is None:
+        return None
+    frame = operating_range.operating_range_frame(inputs.operating_range)
+    return Plot("operating_range", RANGE, operating_range.draw_operating_range(frame), frame)
+
+
+def _pareto(inputs: RunInputs) -> Plot | None:
+    if inputs.pareto is None:
+        return None
+    frame = pareto.pareto_frame(inputs.pareto)
+    return Plot("pareto", PARETO, pareto.draw_pareto(frame), frame)
+
+
 def _history(inputs: RunInputs) -> Plot | None:
     data = history.optuna_history(inputs.optimize) if inputs.optimize is not None else None
     return None if data is None else Plot("optuna", OPTUNA, history.draw_history(data), data.frame)
@@ -152,10 +198,15 @@ ACCEPTANCE = "Acceptance by depth and rank"
 CATEGORIES = "Acceptance by category"
 COST = "Cost of a verification pass"
 SIZES = "Tokens per step and speedup by tree size"
+CHOSEN = "How firm the chosen size is"
+OVERFIT = "Train against held-out tokens per step"
 TREE = "The chosen tree"
 PREDICTION = "Predicted against measured speed"
 BUDGET = "Where a step's time goes"
 THROUGHPUT = "Throughput against batch size"
+SCHEDULE = "The best topology by batch size"
+RANGE = "The best tree by batch size and context"
+PARETO = "Latency of one user against total throughput"
 OPTUNA = "Optuna's search beside the exact optimum"
 TRAINING = "Training of the heads"
 
@@ -164,7 +215,12 @@ BUILDERS: tuple[tuple[str, Builder, str], ...] = (
     (race.TITLE, _measured, "optimize.json with a race (mtp-bench optimize-tree --measure)"),
     (BUDGET, _budget, "bench.json with the parts of a step (mtp-bench bench)"),
     (THROUGHPUT, _throughput, "throughput.json (mtp-bench bench --batch 1,4,8)"),
+    (SCHEDULE, _schedule, "schedule.json (mtp-bench optimize-tree --batch 1,4,8)"),
+    (RANGE, _operating_range, "operating_range.json (mtp-bench optimize-tree --batch 1,4,8 --context 512,4096)"),
+    (PARETO, _pareto, "pareto.json (mtp-bench optimize-tree --batch 1,4,8 --objective pareto)"),
     (SIZES, _sizes, "optimize.json with its curve (mtp-bench optimize-tree)"),
+    (CHOSEN, _chosen_size, "optimize.json with resampled sizes (mtp-bench optimize-tree on a trace)"),
+    (OVERFIT, _overfit, "optimize.json with held-out estimators (mtp-bench optimize-tree on a trace)"),
     (TREE, _tree, "topology.json or optimize.json with a tree of at least one node (mtp-bench optimize-tree)"),
     (ACCEPTANCE, _acceptance, "acceptance.csv or trace.npz (mtp-bench profile)"),
     (CATEGORIES, _categories, "trace.npz with at least two categories (mtp-bench profile)"),

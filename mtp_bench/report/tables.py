@@ -40,7 +40,7 @@ def headline(inputs: RunInputs) -> list[str]:
         tokens = _value(found, "tokens_per_step")
         speedup = _value(found, "speedup_predicted", "x")
         lines.append(
-            f"Best tree: {found['num_nodes']} nodes, depth {found.get('depth', UNKNOWN)}, "
+            f"{_question(found)}: {found['num_nodes']} nodes, depth {found.get('depth', UNKNOWN)}, "
             f"{tokens} tokens_per_step, predicted speedup {speedup}."
         )
     measured = [tree for tree in _trees(inputs) if isinstance(tree.get("speedup"), (int, float))]
@@ -49,6 +49,13 @@ def headline(inputs: RunInputs) -> list[str]:
         name = _tree_name(tree, "the tree")
         lines.append(f"Measured with {name}: speedup {_value(tree, 'speedup', 'x')} over plain decoding{check}.")
     return lines
+
+
+def _question(found: Mapping[str, Any]) -> str:
+    """What the tree is the best for."""
+    if found.get("objective") == "worst-category":
+        return "Best tree for the slowest category"
+    return "Best tree with weighted categories" if found.get("weights") else "Best tree"
 
 
 def _trees(inputs: RunInputs) -> list[Mapping[str, Any]]:

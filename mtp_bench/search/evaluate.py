@@ -17,9 +17,10 @@ import numpy.typing as npt
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.sources import Path, Source, expected_tokens_per_step
+from mtp_bench.search.replays import replay_once, token_draws
+from mtp_bench.search.values.sources import Path, Source, expected_tokens_per_step
 from mtp_bench.topology import DynamicTree, Topology
-from mtp_bench.trace import Interval, RankTrace, accepted_lengths, interval_of, ratio_draws, replay
+from mtp_bench.trace import Interval, RankTrace, accepted_lengths, interval_of
 from mtp_bench.trace.bootstrap import RESAMPLES
 
 Floats = npt.NDArray[np.float64]
@@ -122,10 +123,10 @@ class _Settings:
 def _score(tree: Topology, acceptance: RankTrace | Source, settings: _Settings) -> _Scored:
     notes = [*_unmeasured(tree, acceptance)]
     if isinstance(acceptance, RankTrace):
-        run = replay(acceptance, tree)
-        tokens = run.tokens_per_step
-        everywhere = 1 + float(accepted_lengths(acceptance, tree).sum()) / max(acceptance.num_starts, 1)
-        draws = ratio_draws(run.tokens, run.steps, resamples=settings.resamples, seed=settings.seed)
+        tokens = replay_once(acceptance, tree).tokens_per_step
+        accepted = float(acceptance.row_weights @ accepted_lengths(acceptance, tree))
+        everywhere = 1 + accepted / (acceptance.start_weight or 1.0)
+        draws = token_draws(acceptance, tree, resamples=settings.resamples, seed=settings.seed)
     else:
         if isinstance(tree, DynamicTree):
             raise InputError(

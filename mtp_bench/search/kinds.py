@@ -13,11 +13,13 @@ from typing import Any, Literal
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.curve import SPEED
 from mtp_bench.search.evaluate import Evaluation, evaluate_all
-from mtp_bench.search.optuna_search import import_optuna
+from mtp_bench.search.exact.curve import SPEED
+from mtp_bench.search.replays import replay_once
+from mtp_bench.search.rules.constraints import UNCONSTRAINED, Constraints
+from mtp_bench.search.studies.optuna_search import import_optuna
 from mtp_bench.topology import DynamicTree, StaticTree, Topology, chain, name_of
-from mtp_bench.trace import RankTrace, replay
+from mtp_bench.trace import RankTrace
 
 Kind = Literal["static", "dynamic", "chain"]
 KINDS: tuple[Kind, ...] = ("static", "dynamic", "chain")
@@ -75,10 +77,11 @@ class Question:
     context: int | None
     batch: int
     objective: str
+    constraints: Constraints = UNCONSTRAINED
 
     def value(self, topology: Topology) -> float:
         """Replayed tokens per second of each sequence, or tokens per step without a cost or by the objective."""
-        tokens = replay(self.trace, topology).tokens_per_step
+        tokens = replay_once(self.trace, topology).tokens_per_step
         if self.cost is None or self.objective != SPEED:
             return tokens
         return 1e3 * tokens / self.cost.topology_ms(topology, batch=self.batch, context=self.context)
@@ -109,13 +112,16 @@ def dynamic_search(question: Question, *, trials: int = 0, seed: int = 0) -> Dyn
     limits = question.dynamic_limits()
     if not limits or question.most_nodes < 1:
         return None
-    values = {tree: question.value(tree) for tree in _grid(question, limits)}
+    values = {tree: question.value(tree) for tree in _grid(question, limits) if question.constraints.allows(tree)}
+    if not values:
+        return None
     best = max(values, key=lambda tree: (values[tree], -tree.num_nodes, -tree.depth, -tree.top_k))
     found = DynamicSearch(best, values[best], len(values))
     if not trials:
         return found
     tree = _optuna_best(question, limits, values, trials, seed)
-    return DynamicSearch(best, values[best], len(values), tree, trials, 1 - values[tree] / values[best])
+    gap = 1 - values.get(tree, 0.0) / values[best]
+    return DynamicSearch(best, values[best], len(values), tree, trials, gap)
 
 
 def _grid(question: Question, limits: dict[int, int]) -> Iterator[DynamicTree]:
@@ -141,7 +147,7 @@ def _optuna_best(
         trial.suggest_categorical("top_k", sorted(limits))
         trial.suggest_int("depth", 1, max(limits.values()))
         trial.suggest_int("num_nodes", 1, question.most_nodes, log=True)
-        return values[tree_of(trial.params)]
+        return values.get(tree_of(trial.params), 0.0)  # breaks a rule of the engine
 
     study.optimize(objective, n_trials=trials)
     return tree_of(study.best_params)
@@ -154,7 +160,7 @@ def best_chain(question: Question) -> StaticTree | None:
         limit = question.cost.depth_limit(batch=question.batch)
         longest = longest if limit is None else min(longest, limit)
     chains = [chain(length) for length in range(1, longest + 1)]
-    return max(chains, key=question.value, default=None)
+    return max(filter(question.constraints.allows, chains), key=question.value, default=None)
 
 
 def compare_kinds(question: Question, candidates: dict[Kind, Topology], *, seed: int = 0) -> list[BestOfKind]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.curve import SPEED, CurvePoint
 from mtp_bench.search.evaluate import Evaluation, evaluate, evaluate_all
-from mtp_bench.search.exact import ExactResult, exact_search
-from mtp_bench.search.held_out import HeldOut, choose_on_half
+from mtp_bench.search.exact.curve import SPEED, CurvePoint
+from mtp_bench.search.exact.search import ExactResult
 from mtp_bench.search.kinds import (
     BestOfKind,
     DynamicSearch,
@@ -22,9 +21,13 @@ from mtp_bench.search.kinds import (
     dynamic_search,
     wanted_kinds,
 )
-from mtp_bench.search.optuna_search import OptunaResult, optuna_search
-from mtp_bench.search.sources import MarginalSource, Source
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.robustness.held_out import HeldOut, choose_on_half
+from mtp_bench.search.robustness.summary import Robustness
+from mtp_bench.search.rules.constrained import constrained_search, within_rules
+from mtp_bench.search.rules.constraints import UNCONSTRAINED, Constraints
+from mtp_bench.search.studies.optuna_search import STUDY, OptunaResult, optuna_search
+from mtp_bench.search.values.estimators import TRIE, Fit, check_table_estimator, fit
+from mtp_bench.search.values.sources import MarginalSource, Path, Source
 from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import AcceptanceTable, RankTrace
 
@@ -40,6 +43,10 @@ class OptimizeOptions:
         trials: Optuna trials, 0 = no study.
         kind: static, dynamic, chain, or auto = the fastest of them.
         seeded: start the study from the exact optimum.
+        storage: where the study is kept, None = in memory.
+        study: its name there.
+        estimator: where node values come from, one of :data:`~mtp_bench.search.values.estimators.ESTIMATORS`.
+        constraints: what the engine loads. Optuna then searches only what the exact methods cannot.
     """
 
     budget: int = 63
@@ -50,8 +57,11 @@ class OptimizeOptions:
     trials: int = 100
     seeded: bool = True
     kind: str = "auto"
+    estimator: str = TRIE
     storage: str | None = None
+    study: str = STUDY
     seed: int = 0
+    constraints: Constraints = UNCONSTRAINED
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +74,8 @@ class Optimization:
         curve: for each size the best tree's point and its replayed figures (None without a trace).
         kinds: the best of each kind that was asked for, best first; empty without a trace.
         dynamic: the search among dynamic trees, None where they are not known.
+        robustness: how far the choice hangs on the sample and the estimator; None without a trace of a few prompts.
+        node_values: P(accepted) of the best static tree's nodes, averaged over all positions.
     """
 
     options: OptimizeOptions
@@ -75,6 +87,8 @@ class Optimization:
     curve: list[tuple[CurvePoint, Evaluation | None]]
     kinds: list[BestOfKind]
     dynamic: DynamicSearch | None
+    node_values: dict[Path, float]
+    robustness: Robustness | None = None
 
     @property
     def tree(self) -> StaticTree:
@@ -115,6 +129,8 @@ class Optimization:
             "exact": exact,
             "optuna": None if self.optuna is None else _study(self.optuna),
             "held_out": None if self.held_out is None else self.held_out.document(),
+            "estimator": self.options.estimator,
+            **({} if self.robustness is None else self.robustness.document()),
         }
 
 
@@ -130,14 +146,6 @@ def optimize(
     Raises:
         InputError: speed is asked for without costs, or the trace is empty.
     """
-    source: Source
-    if isinstance(acceptance, RankTrace):
-        if acceptance.num_starts == 0:
-            raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
-        source, scored = TrieSource.from_trace(acceptance), acceptance
-    else:
-        source = MarginalSource(acceptance.per_rank)
-        scored = source  # type: ignore[assignment]
     common: dict[str, Any] = {
         "max_nodes": options.budget,
         "max_depth": options.max_depth,
@@ -145,16 +153,31 @@ def optimize(
         "batch": options.batch,
         "objective": options.objective,
     }
-    exact = exact_search(source, cost, **common)
+    rules: dict[str, Any] = {"constraints": options.constraints, "trials": options.trials, "seed": options.seed}
+    source: Source
+    scored: RankTrace | Source
+    found: Fit | None = None
+    if isinstance(acceptance, RankTrace):
+        if acceptance.start_weight == 0:
+            raise InputError("the trace has no steps", where="trace", fix="profile with longer answers")
+        found = fit(options.estimator, acceptance, cost, **common)
+        source, scored = found.source, acceptance
+        exact = within_rules(found, cost, **common, **rules)
+    else:
+        check_table_estimator(options.estimator)
+        source = scored = MarginalSource(acceptance.per_rank)
+        exact = constrained_search(source, cost, **common, **rules)
     study = None
-    if options.trials:
+    if options.trials and not options.constraints.restricts_static:
         study = optuna_search(
             source, cost, trials=options.trials, seed=options.seed, seeded=options.seeded, storage=options.storage,
-            on_trial=on_trial, **common,
+            study_name=options.study, on_trial=on_trial, **common,
         )  # fmt: skip
-    held_out = None
-    if isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
-        held_out = choose_on_half(acceptance, cost, seed=options.seed, **common)
+    held_out = robustness = None
+    if found is not None and isinstance(acceptance, RankTrace) and acceptance.num_prompts >= 4:
+        held_out = choose_on_half(acceptance, cost, estimator=options.estimator, **common, **rules)
+        if not options.constraints.restricts_static:
+            robustness = Robustness.of(found, acceptance, cost, seed=options.seed, **common)
     places: dict[str, Any] = {"context": options.context, "batch": options.batch, "seed": options.seed}
     points = exact.curve.best_by_size(options.objective)
     replays: list[Evaluation | None] = [None] * len(points)
@@ -169,16 +192,29 @@ def optimize(
         evaluate(exact.tree_of(exact.band.smallest), scored, cost, **places),
         list(zip(points, replays, strict=True)),
         *_kinds(acceptance, cost, exact, options),
+        dict(zip(exact.tree.paths, source.node_values(exact.tree).tolist(), strict=True)),
+        robustness,
     )
 
 
-def best_of_kinds(trace: RankTrace, cost: CostTable | None, options: OptimizeOptions) -> BestOfKind:
-    """The best topology of the kinds asked for, N = 0 among the static ones, without all that ``optimize`` adds."""
-    exact = exact_search(
-        TrieSource.from_trace(trace), cost, max_nodes=options.budget, max_depth=options.max_depth,
-        context=options.context, batch=options.batch, objective=options.objective,
-    )  # fmt: skip
-    found, _ = _kinds(trace, cost, exact, options)
+def best_of_kinds(
+    trace: RankTrace, cost: CostTable | None, options: OptimizeOptions, *, drafting: bool = False
+) -> BestOfKind | None:
+    """The best topology of the kinds asked for, without all that ``optimize`` adds.
+
+    N = 0 is among the static ones, unless ``drafting``: then at least one node, however slow; None if there is no such.
+    """
+    limits: dict[str, Any] = {
+        "max_nodes": options.budget, "max_depth": options.max_depth, "context": options.context,
+        "batch": options.batch, "objective": options.objective,
+    }  # fmt: skip
+    fitted = fit(options.estimator, trace, cost, **limits)
+    exact = within_rules(
+        fitted, cost, constraints=options.constraints, trials=options.trials, seed=options.seed, **limits
+    )
+    if drafting and len(exact.curve) == 1:
+        return None
+    found, _ = _kinds(trace, cost, exact.drafting() if drafting else exact, options)
     return found[0]
 
 
@@ -195,8 +231,9 @@ def _kinds(
             )
         return [], None
     question = Question(
-        acceptance, cost, options.budget, options.max_depth, options.context, options.batch, options.objective
-    )
+        acceptance, cost, options.budget, options.max_depth, options.context, options.batch, options.objective,
+        options.constraints,
+    )  # fmt: skip
     wanted = wanted_kinds(options.kind, acceptance)
     candidates: dict[Kind, Topology] = {}
     dynamic = None
@@ -208,7 +245,8 @@ def _kinds(
             candidates["dynamic"] = dynamic.best
     if "chain" in wanted:
         chained = best_chain(question)
-        if chained is not None:
+        twice = options.constraints.restricts_static and chained == candidates.get("static")
+        if chained is not None and not twice:
             candidates["chain"] = chained
     return compare_kinds(question, candidates, seed=options.seed), dynamic
 

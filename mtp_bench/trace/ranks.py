@@ -7,7 +7,7 @@ Under lossless verification the emitted text does not depend on the tree, so one
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -42,6 +42,8 @@ class RankTrace:
         pools: what dynamic trees need, by their ``top_k``: int16 [T, D, D], ``pools[k][t, d - 1, j - 1]`` is the place
             of output token ``t + j``, on the true path, among the nodes of a pool of ``d`` levels sorted by descending
             path probability; -1 where the pool lacks it. A tree that keeps N nodes holds just the places below N.
+        weights: float64 [P], how much each prompt counts in search and replay; None = all alike. They belong to a
+            question asked of the trace (:meth:`weighted`), not to the recording: files do not hold them.
 
     Raises:
         InputError: a shape, dtype or range does not fit, with every fault found.
@@ -53,6 +55,7 @@ class RankTrace:
     prompt_ids: tuple[str, ...]
     categories: tuple[str, ...]
     pools: Mapping[int, npt.NDArray[np.int16]] = field(default_factory=dict)
+    weights: npt.NDArray[np.float64] | None = None
 
     def __post_init__(self) -> None:
         faults = _faults(self)
@@ -65,6 +68,10 @@ class RankTrace:
         offsets.setflags(write=False)
         object.__setattr__(self, "ranks", ranks)
         object.__setattr__(self, "prompt_offsets", offsets)
+        if self.weights is not None:
+            weights = np.array(self.weights, dtype=np.float64)
+            weights.setflags(write=False)
+            object.__setattr__(self, "weights", weights)
         pools = {top_k: np.array(self.pools[top_k], dtype=np.int16, order="C") for top_k in sorted(self.pools)}
         for pool in pools.values():
             pool.setflags(write=False)
@@ -106,6 +113,41 @@ class RankTrace:
         return int(np.maximum(self.prompt_lengths - 1, 0).sum())
 
     @cached_property
+    def row_weights(self) -> npt.NDArray[np.float64]:
+        """float64 [T]: the weight of each row's prompt."""
+        weights = np.ones(self.num_prompts) if self.weights is None else self.weights
+        return np.repeat(weights, self.prompt_lengths)
+
+    @property
+    def start_weight(self) -> float:
+        """:attr:`num_starts`, each counted by its weight."""
+        if self.weights is None:
+            return float(self.num_starts)
+        return float(self.weights @ np.maximum(self.prompt_lengths - 1, 0))
+
+    def weighted(self, by_category: Mapping[str, float]) -> RankTrace:
+        """The same trace with every prompt counted as often as its category's weight says; 1 where none is given.
+
+        Raises:
+            InputError: an unknown category, a negative weight, or nothing left to count.
+        """
+        known = sorted(set(self.categories))
+        unknown = sorted(set(by_category) - set(known))
+        if unknown:
+            raise InputError(
+                f"no prompt is of category {unknown[0]!r}", where="--weight", fix=f"there are: {', '.join(known)}"
+            )
+        weights = np.array([by_category.get(name, 1.0) for name in self.categories], dtype=np.float64)
+        if not np.isfinite(weights).all() or (weights < 0).any():
+            raise InputError("a weight is negative or no number", where="--weight", fix="give numbers of at least 0")
+        found = replace(self, weights=weights)
+        if found.start_weight <= 0:
+            raise InputError(
+                "no step counts with these weights", where="--weight", fix="give some category more than 0"
+            )
+        return found
+
+    @cached_property
     def digest(self) -> str:
         """Hex SHA-256 of the saved file, for provenance."""
         return sha256_bytes(npz_bytes(self._arrays()))
@@ -131,6 +173,7 @@ class RankTrace:
             top_k=self.top_k,
             prompt_ids=tuple(self.prompt_ids[p] for p in chosen),
             categories=tuple(self.categories[p] for p in chosen),
+            weights=None if self.weights is None else self.weights[chosen],
         )
 
     def split_halves(self, seed: int = 0) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -29,6 +29,7 @@ class Replay:
         truncated_steps: steps whose accepted length was cut by the end of the text (at most one a prompt).
         accepted_histogram: int64 [depth + 1], steps that accepted 0, 1, ... drafted tokens.
         num_nodes: nodes of the replayed tree.
+        weights: float64 [P], how much each prompt counts; None = all alike. The histogram does not know them.
     """
 
     steps: npt.NDArray[np.int64]
@@ -36,6 +37,13 @@ class Replay:
     truncated_steps: int
     accepted_histogram: npt.NDArray[np.int64]
     num_nodes: int
+    weights: npt.NDArray[np.float64] | None = None
+
+    @property
+    def counted(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """(tokens, steps), float64 [P] each: by prompt, times its weight."""
+        weights = np.ones(len(self.steps)) if self.weights is None else self.weights
+        return weights * self.tokens, weights * self.steps
 
     @cached_property
     def stats(self) -> StepStats:
@@ -60,11 +68,16 @@ class Replay:
     @property
     def tokens_per_step(self) -> float:
         """``sum tokens / sum steps = 1 + accepted_per_step``; 1.0 for a trace without steps."""
+        if self.weights is not None:
+            tokens, steps = (float(values.sum()) for values in self.counted)
+            return tokens / steps if steps else 1.0
         return self.stats.tokens_per_step if self.total_steps else 1.0
 
     @property
     def accepted_per_step(self) -> float:
         """Accepted drafted tokens per step, without the bonus token."""
+        if self.weights is not None:
+            return self.tokens_per_step - 1
         return self.stats.accepted_per_step if self.total_steps else 0.0
 
 
@@ -86,7 +99,13 @@ def replay(trace: RankTrace, tree: Topology) -> Replay:
         truncated_steps=int(np.count_nonzero(starts & (accepted > room))),
         accepted_histogram=np.bincount(capped[starts], minlength=tree.depth + 1),
         num_nodes=tree.num_nodes,
+        weights=trace.weights,
     )
+
+
+def step_starts(trace: RankTrace, tree: Topology) -> npt.NDArray[np.bool_]:
+    """bool [T]: the rows at which the steps of :func:`replay` start."""
+    return _step_starts(trace, np.minimum(accepted_lengths(trace, tree), trace.tokens_left - 1))
 
 
 def _step_starts(trace: RankTrace, capped: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:

@@ -35,9 +35,11 @@ def merge_runs(shards: Sequence[RunFolder], out: RunFolder) -> RankTrace:
     trace.save(out.trace)
     AcceptanceTable.from_trace(trace, seed=manifests[0]["options"]["seed"]).to_csv(out.acceptance)
     _merge_text(shards, out)
-    costs = next((shard.cost for shard in shards if shard.cost.exists()), None)
-    if costs is not None:
-        write_text(out.cost, costs.read_text(encoding="utf-8"))
+    measured = [(shard, manifest) for shard, manifest in zip(shards, manifests, strict=True) if shard.cost.exists()]
+    about_costs = {}
+    for shard, manifest in measured[:1]:
+        write_text(out.cost, shard.cost.read_text(encoding="utf-8"))
+        about_costs = {name: manifest.get(name) for name in ("sweep", "device_limits", "environment")}
     text = {
         name: sum(manifest["text"][name] for manifest in manifests)
         for name in ("answers", "tokens", "answers_cut_at_a_loop", "answers_dropped", "tokens_dropped")
@@ -50,6 +52,7 @@ def merge_runs(shards: Sequence[RunFolder], out: RunFolder) -> RankTrace:
     out.write_manifest(
         {
             **{key: value for key, value in manifests[0].items() if key not in ("schema", "version")},
+            **about_costs,
             "options": manifests[0]["options"] | {"shard": [0, 1]},
             "text": text | {"trace_sha256": trace.digest},
             "merged_from": [manifest["key"] for manifest in manifests],

@@ -44,6 +44,7 @@ class EagleRecipe:
             same of Muon, which trains the matrices (0 = AdamW for all).
         decay: weight of pass j is ``decay ** j``.
         batch: positions per step, prompts included.
+        start: hash of the draft that training goes on from, None = a fresh one.
         feature_weight: of EAGLE-1's feature loss; noise: half-width of the uniform noise added to its input features,
             in units of each channel's size.
     """
@@ -62,6 +63,7 @@ class EagleRecipe:
     warmup_share: float = 0.05
     weight_decay: float = 0.0
     seed: int = 0
+    start: str | None = None
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,14 @@ def fresh_eagle(base: BaseModel, recipe: EagleRecipe, texts: Texts) -> EagleDraf
     return draft
 
 
+def _trainable(draft: EagleDraft) -> EagleDraft:
+    """A loaded draft in fp32, its weights free to move, all but an embedding of its own."""
+    draft.float().requires_grad_(True)
+    if draft.embed_tokens is not None:
+        draft.embed_tokens.requires_grad_(False)
+    return draft
+
+
 def _fresh(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
     if name.endswith(".bias"):
         return torch.zeros(shape)
@@ -162,6 +172,7 @@ def train_eagle(
     *,
     log: TrainingLog,
     checkpoint: Path,
+    start: EagleDraft | None = None,
     evaluations: int = 8,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> TrainedDraft:
@@ -169,6 +180,7 @@ def train_eagle(
 
     Args:
         log: receives losses and held-out accuracies, depth d as head d - 1.
+        start: draft to go on from, changed in place; a fresh one when left out.
         evaluations: held-out evaluations, evenly spaced.
         on_step: called with (step, steps, loss).
 
@@ -177,7 +189,7 @@ def train_eagle(
     """
     if len(train) == 0 or len(held_out) == 0:
         raise InputError("no text to train on", where="--train-prompts", fix="give more prompts")
-    draft = fresh_eagle(base, recipe, train)
+    draft = fresh_eagle(base, recipe, train) if start is None else _trainable(start)
     groups = text_groups(train, recipe.batch)
     steps = max(1, math.ceil(len(groups) * recipe.epochs))
     inner = [weight for weight in (*draft.layer.parameters(), *draft.fc.parameters()) if weight.dim() == 2]

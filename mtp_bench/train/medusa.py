@@ -39,6 +39,7 @@ class MedusaRecipe:
             same of Muon, which trains the blocks' matrices (0 = AdamW for all).
         decay: weight of head k in the loss is ``decay ** k``.
         batch: positions per step.
+        start: hash of the heads that training goes on from, None = fresh ones.
         teacher_share: share of the base model's distribution in the targets, 0 = the true tokens only.
         scale_inputs: train weights for inputs scaled to unit size per channel (folded back into plain weights at the
             end). Hidden states hold channels a hundred times larger than others, which hinder training else.
@@ -58,6 +59,7 @@ class MedusaRecipe:
     warmup_share: float = 0.05
     weight_decay: float = 0.0
     seed: int = 0
+    start: str | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,18 @@ def draft_vocabulary(features: Features, size: int, vocab_size: int) -> torch.Te
     return counts.argsort(descending=True, stable=True)[: min(size, seen)].sort().values
 
 
+def fresh_medusa(base: BaseModel, recipe: MedusaRecipe, train: Features) -> MedusaHeads:
+    """Untrained heads for ``base``, over the most frequent tokens of ``train`` where the recipe says so."""
+    return MedusaHeads.fresh(
+        num_heads=recipe.num_heads,
+        num_layers=recipe.num_layers,
+        base_lm_head_weight=base.lm_head_weight.float(),
+        lm_head=recipe.lm_head,  # type: ignore[arg-type]
+        token_map=draft_vocabulary(train, recipe.draft_vocab, base.vocab_size),
+        seed=recipe.seed,
+    )
+
+
 def train_medusa(
     base: BaseModel,
     train: Features,
@@ -88,6 +102,7 @@ def train_medusa(
     *,
     log: TrainingLog,
     checkpoint: Path,
+    start: MedusaHeads | None = None,
     evaluations: int = 12,
     on_step: Callable[[int, int, float], None] | None = None,
 ) -> TrainedHeads:
@@ -95,6 +110,7 @@ def train_medusa(
 
     Args:
         log: receives losses and held-out accuracies.
+        start: heads to go on from, changed in place; fresh ones when left out.
         evaluations: held-out evaluations, evenly spaced.
         on_step: called with (step, steps, loss).
 
@@ -103,15 +119,8 @@ def train_medusa(
     """
     if len(train) == 0 or len(held_out) == 0:
         raise InputError("no text to train on", where="--train-prompts", fix="give more prompts")
-    token_map = draft_vocabulary(train, recipe.draft_vocab, base.vocab_size)
-    heads = MedusaHeads.fresh(
-        num_heads=recipe.num_heads,
-        num_layers=recipe.num_layers,
-        base_lm_head_weight=base.lm_head_weight.float(),
-        lm_head=recipe.lm_head,  # type: ignore[arg-type]
-        token_map=token_map,
-        seed=recipe.seed,
-    )
+    heads = start.float().requires_grad_(True) if start is not None else fresh_medusa(base, recipe, train)
+    token_map = heads.token_map
     teacher_rows = base.lm_head_weight if token_map is None else base.lm_head_weight[token_map]
     if recipe.scale_inputs:
         scale_inputs(heads, train.states)

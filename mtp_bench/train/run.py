@@ -63,12 +63,16 @@ class TrainingPlan:
 Recipe = MedusaRecipe | EagleRecipe
 
 
-def run_training(base: BaseModel, recipe: Recipe, plan: TrainingPlan) -> dict[str, Any]:
-    """Do all of it, resuming from what ``plan.out`` holds; return the training record that is also written there."""
+def run_training(base: BaseModel, recipe: Recipe, plan: TrainingPlan, start: AnyHeads | None = None) -> dict[str, Any]:
+    """Do all of it, resuming from what ``plan.out`` holds; return the training record that is also written there.
+
+    Args:
+        start: heads of the recipe's kind to go on from; fresh ones when left out.
+    """
     answers = _all_answers(base, recipe.seed, plan)
     texts = [answer for answer in answers if answer.tokens]
     train, held_out = _split(texts, plan.max_tokens)
-    heads, accuracies = _trained(base, train, held_out, recipe, plan)
+    heads, accuracies = _trained(base, train, held_out, recipe, plan, start)
     record = {
         "schema": "mtp-bench/training",
         "version": 1,
@@ -152,25 +156,33 @@ def _conversation(answer: Answer) -> str:
 
 
 def _trained(
-    base: BaseModel, train: list[Answer], held_out: list[Answer], recipe: Recipe, plan: TrainingPlan
+    base: BaseModel,
+    train: list[Answer],
+    held_out: list[Answer],
+    recipe: Recipe,
+    plan: TrainingPlan,
+    start: AnyHeads | None,
 ) -> tuple[AnyHeads, list[HeadAccuracy]]:
     """Hidden states of the text, kept in the work folder, then the training itself."""
     checkpoint = plan.work / "checkpoint.pt"
     if isinstance(recipe, MedusaRecipe):
+        assert start is None or isinstance(start, MedusaHeads)
         with progress("hidden states", sum(len(a.tokens) for a in train + held_out), "tok") as advance:
             kept = plan.work / "features.safetensors"
             features = cached_features(kept, base, train, held_out, recipe.num_heads, on_progress=advance)
         log = TrainingLog(plan.out, recipe.num_heads)
         with _steps() as on_step:
-            medusa = train_medusa(base, *features, recipe, log=log, checkpoint=checkpoint, on_step=on_step)
+            medusa = train_medusa(base, *features, recipe, log=log, checkpoint=checkpoint, start=start, on_step=on_step)
         return medusa.heads, medusa.held_out
-    layers = default_aux_layers(base.num_layers) if recipe.variant == "eagle3" else ()
+    assert start is None or isinstance(start, EagleDraft)
+    fresh_layers = default_aux_layers(base.num_layers) if recipe.variant == "eagle3" else ()
+    layers = fresh_layers if start is None else start.config.aux_layers
     with progress("hidden states", sum(len(a.prompt) + len(a.tokens) - 1 for a in train + held_out), "tok") as advance:
         kept = plan.work / "texts.safetensors"
         known, unknown = cached_texts(kept, base, (train, held_out), layers, on_progress=advance)
     log = TrainingLog(plan.out, recipe.unroll)
     with _steps() as on_step:
-        eagle = train_eagle(base, known, unknown, recipe, log=log, checkpoint=checkpoint, on_step=on_step)
+        eagle = train_eagle(base, known, unknown, recipe, log=log, checkpoint=checkpoint, start=start, on_step=on_step)
     return eagle.draft, eagle.held_out
 
 

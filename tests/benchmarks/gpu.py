@@ -29,8 +29,8 @@ from mtp_bench.models.load import LoadOptions, load_base_model
 from mtp_bench.profile.accounting import measure_limits, step_work
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
 from mtp_bench.profile.environment import environment, model_facts, timestamp
-from mtp_bench.search.exact import exact_search
-from mtp_bench.search.sources import MarginalSource
+from mtp_bench.search.exact.search import exact_search
+from mtp_bench.search.values.sources import MarginalSource
 from mtp_bench.topology import StaticTree
 
 MODELS = "vicuna-7b,vicuna-13b,llama-3.1-8b,qwen3-8b"

@@ -199,6 +199,8 @@ def test_runs_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path) 
         (["train-heads", "--method", "eagle3", "--layout", "vllm"], "unknown value 'vllm'"),
         (["train-heads", "--method", "eagle3", "--layers", "2"], "--method eagle3 has no use for it"),
         (["train-heads", "--method", "medusa", "--unroll", "2"], "--method medusa has no use for it"),
+        (["train-heads", "--model", "MODEL", "--method", "eagle3", "--init", "MEDUSA"], "they are medusa heads"),
+        (["train-heads", "--init", "MEDUSA", "--heads", "2"], "the heads given with --init have decided that"),
         (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--engine", "magic"], "unknown engine 'magic'"),
     ],
 )

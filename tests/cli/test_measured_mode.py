@@ -16,7 +16,7 @@ from tiny_models import one_thread, random_eagle, save_tiny_model, tiny_base
 from mtp_bench.cli import run as run_command
 from mtp_bench.heads.eagle.checkpoint import save_eagle
 from mtp_bench.profile import costs, measured
-from mtp_bench.search.race import Lap
+from mtp_bench.search.race.run import Lap
 from mtp_bench.topology import read_document
 
 __all__ = ["one_thread"]

@@ -6,7 +6,7 @@ from acceptance_cases import cost_table, t3_cost
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtp_bench.cost import CostPoint, CostTable, Roofline
+from mtp_bench.cost import CostPoint, CostTable
 from mtp_bench.errors import InputError
 
 BF16 = {1: 16.1, 2: 13.4, 4: 13.3, 8: 14.0, 16: 15.4, 17: 14.8, 24: 15.6, 32: 15.7, 33: 17.3, 64: 20.2}
@@ -223,21 +223,24 @@ def test_a_failed_row_needs_no_time(tmp_path):
     assert from_text(tmp_path, "rows,median_ms,status\n1,10,ok\n64,nan,nan\n").max_rows == 1
 
 
-# ----- roofline
-
-
-@pytest.mark.parametrize(
-    ("flops", "bandwidth", "floor", "ridge"),
-    [(312e12, 2.04e12, 6.6, 153), (989e12, 3.35e12, 4.0, 295), (989e12, 4.8e12, 2.8, 206), (71e12, 0.936e12, 14.4, 76)],
-)
-def test_rooflines_of_a_7b_model(flops, bandwidth, floor, ridge):
-    line = Roofline(
-        weight_bytes=13.5e9, kv_bytes_per_token=0.524e6, parameters=6.75e9, bytes_per_s=bandwidth, flops_per_s=flops
+def test_a_draft_measured_at_fewer_contexts_is_noted():
+    verify = [CostPoint(rows=rows, context=c, median_ms=10.0 + rows) for rows in (1, 8) for c in (128, 512)]
+    draft = CostPoint("draft", depth=2, context=128, median_ms=3.0)
+    table = CostTable((*verify, draft))
+    assert table.notes(context=128) == table.notes() == ()
+    assert table.notes(context=300) == (
+        "context 300 lies outside the only one measured, 128: draft costs of 128 are used",
     )
-    assert line.floor_ms(1) == pytest.approx(floor, abs=0.05)
-    assert line.ridge_rows == pytest.approx(ridge, abs=1)
-    assert line.floor_ms(2 * ridge) == pytest.approx(2 * floor, rel=0.02)
-    assert line.memory_ms(context=2048) - line.memory_ms() == pytest.approx(2048 * 0.524e6 / bandwidth * 1e3)
+    dynamic = CostPoint("draft_dynamic", rows=4, depth=2, context=512, median_ms=3.0)
+    (note,) = CostTable((*verify, dynamic)).notes(context=128)
+    assert "dynamic draft costs of 512" in note
+
+
+def test_notes_speak_of_both_batches_that_costs_lie_between():
+    points = [CostPoint(rows=1, batch=b, context=c, median_ms=10.0) for b, c in ((1, 128), (1, 512), (4, 128))]
+    notes = CostTable(tuple(points)).notes(batch=2, context=512)
+    assert "between those of 1 and 4" in notes[0]
+    assert notes[1:] == ("context 512 lies outside the only one measured, 128: costs of 128 are used",)
 
 
 def test_a_baseline_that_was_too_unsteady_is_said_to_be_so():

@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 
 import pytest
+import torch
 from tiny_decoding import NO_TREE, answers_of, decode
 from tiny_models import SHAPES, TOP_K, prompt_of, random_eagle, random_heads, tiny_base
 
 from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
 from mtp_bench.decode.budget import HOST, PARTS, step_budget
+from mtp_bench.decode.generate import Decoder, Request
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.throughput import run_throughput
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.profile.record import record_trace
 from mtp_bench.topology import DynamicTree, Topology
-from mtp_bench.trace import batch_passes, replay
+from mtp_bench.trace import batch_passes, mean_longest_context, replay
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((4, 19, 9, 1, 13, 9, 30, 6, 2))]
 BATCHES = (1, 2, 4)
@@ -51,6 +53,27 @@ def test_passes_are_foretold_exactly(kind: str) -> None:
 )
 def test_passes_of_a_queue(steps: list[int], batch: int, passes: int) -> None:
     assert batch_passes(steps, batch) == passes
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+def test_contexts_of_a_queue_are_those_of_decoding(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts: list[int] = []
+    step = TreeStepper.step
+
+    def watched(self: TreeStepper, longest: int) -> torch.Tensor:
+        contexts.append(longest)
+        return step(self, longest)
+
+    monkeypatch.setattr(TreeStepper, "step", watched)
+    lengths = [2 + 5 * index % 7 for index in range(len(PROMPTS))]
+    decoder = Decoder(tiny_base(), None, NO_TREE, batch=batch, max_length=60)
+    requests = [
+        Request(str(i), prompt, n, ignore_eos=True) for i, (prompt, n) in enumerate(zip(PROMPTS, lengths, strict=True))
+    ]
+    done = list(decoder.run(requests))
+    assert {len(one.tokens) for one in done} == set(lengths)
+    told = mean_longest_context([len(prompt) for prompt in PROMPTS], [n - 1 for n in lengths], batch)
+    assert told == pytest.approx(sum(contexts) / len(contexts))
 
 
 @pytest.mark.parametrize("topology", [NO_TREE, SHAPES["full-3-2-1"], DynamicTree(3, 2, 4)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,14 @@ from tiny_models import random_eagle, random_heads, tiny_base
 
 from mtp_bench.cost import CostPoint, CostTable, write_points
 from mtp_bench.profile import costs
-from mtp_bench.profile.costs import StepTimer, SweepOptions, default_rows, sweep_costs, time_cells
+from mtp_bench.profile.costs import (
+    StepTimer,
+    SweepOptions,
+    default_rows,
+    mean_without_stalls,
+    sweep_costs,
+    time_cells,
+)
 from mtp_bench.profile.timings import Timings
 from mtp_bench.topology import StaticTree, chain
 from mtp_bench.topology.shapes import typical_tree
@@ -32,7 +40,7 @@ class FakeClock:
         self.calls: list[int] = []
         monkeypatch.setattr(costs.time, "perf_counter", lambda: self.now)
 
-    def cell(self, rows: int, ms: Callable[[int], float], finite: bool = True) -> costs._Cell:
+    def cell(self, rows: int, ms: Callable[[int], float], finite: bool = True) -> costs.Cell:
         """A verify cell whose nth call (from 0, warm-up included) takes ``ms(n)``."""
         count = itertools.count()
 
@@ -40,7 +48,7 @@ class FakeClock:
             self.calls.append(rows)
             self.now += ms(next(count)) / 1e3
 
-        return costs._Cell(CostPoint(rows=rows, context=128), call, lambda: finite)
+        return costs.Cell(CostPoint(rows=rows, context=128), call, lambda: finite)
 
 
 @pytest.fixture
@@ -126,9 +134,29 @@ def test_order_is_interleaved_and_seeded(clock: FakeClock) -> None:
 
 
 def test_time_limit_keeps_whole_rounds(clock: FakeClock) -> None:
-    options = SweepOptions(rows=(), rounds=20, max_seconds=0.1)
+    """Two cells of 10 ms take 60 ms to warm up and 20 ms a round."""
+    options = SweepOptions(rows=(), rounds=20, max_seconds=0.15)
     points = time_cells([clock.cell(rows, lambda n: 10) for rows in (1, 2)], CPU, options)
-    assert [point.n for point in points] == [6, 6]
+    assert [point.n for point in points] == [5, 5]
+    assert {point.status for point in points} == {"ok"}
+
+
+def test_two_timings_out_of_twenty_tell_no_spread(clock: FakeClock) -> None:
+    options = SweepOptions(rows=(), rounds=20, max_seconds=0.09)
+    points = time_cells([clock.cell(rows, lambda n: 10) for rows in (1, 2)], CPU, options)
+    assert [(point.n, point.status) for point in points] == [(2, "unstable")] * 2
+
+
+def test_time_spent_before_a_kill_counts(clock: FakeClock, tmp_path: Path) -> None:
+    options = SweepOptions(rows=(), rounds=20, max_seconds=0.15)
+    time_cells([clock.cell(1, lambda n: 10)], CPU, replace(options, rounds=4), None, Timings(tmp_path / "t", "a"))
+    kept = Timings.resume(tmp_path / "t", "a")
+    assert (kept.rounds, kept.seconds) == (4, pytest.approx(0.07))
+    [point] = time_cells([clock.cell(1, lambda n: 10)], CPU, options, None, kept)
+    assert point.n == 4 + 6, "80 ms are left: 30 to warm up again, then rounds until they have passed"
+    clock.calls.clear()
+    [point] = time_cells([clock.cell(1, lambda n: 10)], CPU, options, None, Timings.resume(tmp_path / "t", "a"))
+    assert (point.n, clock.calls) == (10, [])
 
 
 def test_progress_reaches_its_end(clock: FakeClock) -> None:
@@ -158,7 +186,8 @@ def test_sweep_of_a_model(architecture: str, kernel: str, batch: int) -> None:
     points = sweep_costs(base, random_heads(base), options)
     verify = {(point.rows, point.context) for point in points if point.component == "verify"}
     assert verify == set(itertools.product(options.rows, options.contexts))
-    assert [point.depth for point in points if point.component == "draft"] == [1, 2, 3, 4]
+    drafts = {(point.depth, point.context) for point in points if point.component == "draft"}
+    assert drafts == set(itertools.product((1, 2, 3, 4), options.contexts))
     for point in points:
         assert point.status in ("ok", "unstable")
         assert (point.n, point.batch, point.dtype) == (3, batch, "float32")
@@ -260,9 +289,14 @@ def test_the_mean_counts_slow_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     timer = StepTimer(tiny_base(), {"none": (None, StaticTree(()))}, 40)
     # The first step of a round is not counted, however slow.
     few = costs.STEPS_IN_A_ROW - 1
-    times = iter([50.0, *[1.0] * few, 2.0 * few + 3.0, 70.0, *[3.0] * (few + 1)])
+    times = iter([50.0, *[2.0] * few, 6.0, 70.0, *[2.0 + 4.0 / (few + 1)] * (few + 1)])
     monkeypatch.setattr(costs, "_time_ms", lambda cell, device: next(times))
     timer.round()
-    assert timer.costs()["none"].step_ms == 3.0
-    timer.round()
-    assert timer.costs()["none"].step_ms == 3.0
+    assert timer.costs()["none"].step_ms == 2.0 + 4.0 / (few + 1)
+    timer.round("none")
+    assert timer.costs()["none"].step_ms == 2.0 + 4.0 / (few + 1)
+
+
+def test_a_stall_of_the_machine_is_no_step() -> None:
+    assert mean_without_stalls([10.0, 12.0, 14.0, 12.0, 900.0]) == 12.0
+    assert mean_without_stalls([10.0, 30.0, 10.0]) == pytest.approx(50 / 3)  # slow, but not away

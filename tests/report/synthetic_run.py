@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +17,12 @@ from mtp_bench.profile.bench import Predictor
 from mtp_bench.profile.costs import StepCost
 from mtp_bench.profile.measured import measured_document
 from mtp_bench.profile.throughput import throughput_document
-from mtp_bench.search.candidates import BASELINE, race_candidates
+from mtp_bench.search.operating.operating_range import operating_range
+from mtp_bench.search.operating.pareto import pareto
+from mtp_bench.search.operating.schedule import schedule
 from mtp_bench.search.optimize import Optimization, OptimizeOptions, optimize
-from mtp_bench.search.race import Entrant, Lap, balanced_order, run_race
+from mtp_bench.search.race.candidates import BASELINE, race_candidates
+from mtp_bench.search.race.run import Entrant, Lap, balanced_order, run_race
 from mtp_bench.topology import StaticTree, TopologyDocument, chain
 from mtp_bench.trace import AcceptanceTable, RankTrace, batch_passes, replay
 
@@ -61,6 +65,21 @@ def make_points() -> list[CostPoint]:
 
 def _point(component: str, context: int, ms: float, *, rows: int = 0, depth: int = 0) -> CostPoint:
     return CostPoint(component, "cpu", "bfloat16", 1, rows, context, depth, ms, 0.97 * ms, 1.04 * ms, 15)
+
+
+def make_ranges(trace: RankTrace) -> dict[str, dict[str, Any]]:
+    """``schedule.json``, ``operating_range.json`` and ``pareto.json`` on costs that grow with the batch."""
+    points = []
+    for batch, context, rows in itertools.product((1, 4, 16), (256, 1024), (1, 2, 4, 8, 16, 32)):
+        ms = max(40.0, 1.5 * batch * rows) + context / 200
+        points.append(CostPoint("verify", "cpu", "bfloat16", batch, rows, context, 0, ms))
+    cost = CostTable(tuple(points))
+    options = OptimizeOptions(budget=15, context=256, trials=10)
+    return {
+        "schedule": schedule(trace, cost, options, (1, 16)).document(),
+        "operating_range": operating_range(trace, cost, options, (1, 4, 16), (256, 600)).document(),
+        "pareto": pareto(trace, cost, options, (1, 4, 16)).document(),
+    }
 
 
 def make_optimize(trace: RankTrace, cost: CostTable, max_nodes: int = 63) -> dict[str, Any]:
@@ -188,7 +207,7 @@ def write_run(folder: Path, *, max_nodes: int = 63, name: str = "<b>small & odd<
         "environment": {"cpu": {"name": "some CPU", "cores": 2}, "versions": {"torch": "2.13"}},
     }
     throughput = make_throughput(trace, cost, {ENGINE_BASELINE: chain(0), "chain:4": chain(4), "best": best})
-    documents = {"optimize": found, "bench": summary, "throughput": throughput, "run": manifest}
+    documents = {"optimize": found, "bench": summary, "throughput": throughput, "run": manifest, **make_ranges(trace)}
     for file, document in documents.items():
         (folder / f"{file}.json").write_text(json.dumps(document))
     make_training(folder)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from synthetic_run import make_points
 
@@ -50,6 +52,17 @@ def test_unusable_points_are_counted_not_drawn() -> None:
     curves = cost_curves(make_points())
     assert curves.unusable == {"oom": 1}
     assert curves.frame["rows"].max() == 64
+
+
+def test_floors_are_lines_of_their_own_where_they_are_known() -> None:
+    known = [replace(p, floor_ms=30.0 if p.rows < 32 else p.rows * 1.0) for p in make_points() if p.context == 256]
+    frame = cost_curves([*known, *(p for p in make_points() if p.context != 256)]).frame
+    floor = frame[frame["kind"] == "floor"]
+    assert set(floor["context"]) == {256}
+    assert floor["rows"].tolist() == [1, 2, 4, 8, 15, 16, 17, 24, 32, 48, 64]
+    assert floor["ms"].tolist() == [30.0] * 8 + [32.0, 48.0, 64.0]
+    assert floor["relative"].iloc[0] == pytest.approx(30 / (40 + 0.9))
+    assert not (cost_curves(make_points()).frame["kind"] == "floor").any()
 
 
 def test_one_panel_per_device_dtype_and_batch() -> None:

@@ -205,6 +205,9 @@ def test_the_command_prints_one_json_document_last(tmp_path: Path, monkeypatch: 
         "heldout.csv",
         "cost.csv",
         "throughput.json",
+        "schedule.json",
+        "operating_range.json",
+        "pareto.json",
     ):
         (results / "one" / name).unlink()
     monkeypatch.chdir(tmp_path)

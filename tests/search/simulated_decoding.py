@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mtp_bench.search.race import Entrant, Lap
+from mtp_bench.search.race.run import Entrant, Lap
 
 TOKENS = 64
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from test_kinds import costs, trace_with_pools
 
-from mtp_bench.search.candidates import LEAST_RATIO_OF_ROWS, REACH, Candidate, race_candidates
 from mtp_bench.search.evaluate import evaluate_all
 from mtp_bench.search.optimize import Optimization, OptimizeOptions, optimize
+from mtp_bench.search.race.candidates import LEAST_RATIO_OF_ROWS, REACH, Candidate, race_candidates
 from mtp_bench.topology import StaticTree
 
 TRACE, COST = trace_with_pools(prompts=24), costs()

@@ -7,7 +7,7 @@ from acceptance_cases import T3_RATES, cost_table, published_accuracies, read_da
 
 from mtp_bench.cost import CostTable
 from mtp_bench.search import MarginalSource, evaluate, evaluate_all, grow
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.topology import StaticTree, chain
 from mtp_bench.trace import ratio_interval, replay
 

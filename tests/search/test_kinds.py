@@ -10,9 +10,9 @@ import pytest
 
 from mtp_bench.cost import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint, CostTable
 from mtp_bench.errors import InputError
+from mtp_bench.search.by_category.transfer import transfer
 from mtp_bench.search.kinds import Question, best_chain, compare_kinds, dynamic_search, wanted_kinds
 from mtp_bench.search.optimize import OptimizeOptions, optimize
-from mtp_bench.search.transfer import transfer
 from mtp_bench.topology import DynamicTree, StaticTree, chain, name_of
 from mtp_bench.trace import AcceptanceTable, RankTrace, replay
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from simulated_decoding import Simulation, entrants
 
 from mtp_bench.errors import InputError
-from mtp_bench.search.race import (
+from mtp_bench.search.race.run import (
     FINISHED,
     NOT_LOSSLESS,
     SLOWER,
@@ -23,8 +23,8 @@ from mtp_bench.search.race import (
     balanced_order,
     run_race,
 )
-from mtp_bench.search.verdict import Verdict, decide
-from mtp_bench.search.wilcoxon import wilcoxon_losers
+from mtp_bench.search.race.verdict import Verdict, decide
+from mtp_bench.search.race.wilcoxon import wilcoxon_losers
 
 NODES = {"none": 0, "a": 3, "b": 7, "c": 15, "d": 31, "e": 63}
 CLEAR = {"none": 100.0, "a": 140.0, "b": 150.0, "c": 165.0, "d": 145.0, "e": 120.0}

@@ -16,9 +16,9 @@ import pytest
 from simulated_decoding import Simulation, entrants
 
 from mtp_bench.errors import InputError
-from mtp_bench.search.race import Lap, Race, RaceRules, run_race
-from mtp_bench.search.race_log import RaceLog
-from mtp_bench.search.verdict import decide
+from mtp_bench.search.race.log import RaceLog
+from mtp_bench.search.race.run import Lap, Race, RaceRules, run_race
+from mtp_bench.search.race.verdict import decide
 
 NODES = {"none": 0, "a": 3, "b": 7, "c": 15, "d": 31}
 SPEEDS = {"none": 100.0, "a": 140.0, "b": 158.0, "c": 165.0, "d": 145.0}
@@ -29,8 +29,8 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from simulated_decoding import Simulation, entrants
-from mtp_bench.search.race import run_race
-from mtp_bench.search.race_log import RaceLog
+from mtp_bench.search.race.run import run_race
+from mtp_bench.search.race.log import RaceLog
 simulation = Simulation({SPEEDS!r}, {PROMPTS})
 def heat(prompt, names):
     time.sleep(0.003 * len(names))

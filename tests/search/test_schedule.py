@@ -7,10 +7,10 @@ import pytest
 
 from mtp_bench.cost import CostPoint, CostTable
 from mtp_bench.errors import InputError
-from mtp_bench.search.exact import exact_search
+from mtp_bench.search.exact.search import exact_search
+from mtp_bench.search.operating.schedule import schedule
 from mtp_bench.search.optimize import OptimizeOptions
-from mtp_bench.search.schedule import schedule
-from mtp_bench.search.trie import TrieSource
+from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.trace import RankTrace, replay
 
 ROWS = (1, 2, 4, 8, 16, 32)

@@ -101,6 +101,15 @@ def test_a_draft_learns_a_closed_form_text_and_loads_back(variant: str, tmp_path
     again.max_depth = 3
     trace = record_trace(base, again, cycle_answers(4), top_k=4)
     assert (trace.ranks[:8, 0] == 0).mean() > 0.9
+    # Training that goes on from it begins where it stands, not where a fresh draft does.
+    written = {name: tensor.clone() for name, tensor in again.state_dict().items()}
+    on = train_eagle(
+        base, train, held_out, replace(recipe, epochs=0.2, learning_rate=1e-4, muon_rate=0.0, start="it"),
+        log=TrainingLog(tmp_path / "on", 3), checkpoint=tmp_path / "on.pt", start=again,
+    )  # fmt: skip
+    assert [one.top[1] > 0.95 for one in on.held_out] == [True] * 3
+    moved = [not torch.equal(written[name], tensor) for name, tensor in on.draft.state_dict().items()]
+    assert any(moved)
 
 
 def test_accuracy_is_what_the_trace_says(tmp_path: Path) -> None:

@@ -188,6 +188,14 @@ def test_a_whole_run_writes_heads_that_load_back(tmp_path: Path) -> None:
     assert record["held_out"][0]["top1"] == 1.0
     for name in (LOSS_FILE, HELD_OUT_FILE, "training.png"):
         assert (plan.out / name).is_file()
+    # Training that goes on from them begins where they stand.
+    assert isinstance(loaded.heads, MedusaHeads)
+    before = loaded.heads.block_weight.detach().clone()
+    later = replace(RECIPE, epochs=0.5, learning_rate=1e-4, muon_rate=1e-4, start=loaded.info.hash)
+    again = run_training(base, later, replace(plan, out=tmp_path / "on"), loaded.heads)
+    assert again["recipe"]["start"] == loaded.info.hash
+    assert again["held_out"][0]["top1"] == 1.0
+    assert not torch.equal(before, loaded.heads.block_weight)
     # The answers are the base model's own.
     lines = (plan.work / "answers.jsonl").read_text().splitlines()[1:]
     answer = json.loads(lines[0])

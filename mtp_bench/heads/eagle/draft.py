@@ -273,8 +273,10 @@ class EagleDraft(EagleParts):
             or (known[0].device, known[0].dtype) != (weight.device, weight.dtype)
         ):
             config = self.config
-            cosine, sine = rotary_table(config.rope, config.head_dim, config.max_positions, max(length, 512))
-            known = cosine.to(weight.device, weight.dtype), sine.to(weight.device, weight.dtype)
+            # Kept beyond this call, so no inference tensors: training may follow.
+            with torch.inference_mode(False):
+                cosine, sine = rotary_table(config.rope, config.head_dim, config.max_positions, max(length, 512))
+                known = cosine.to(weight.device, weight.dtype), sine.to(weight.device, weight.dtype)
             self._rotary = known
         return known[0][:length], known[1][:length]
 

@@ -1,0 +1,163 @@
+"""The cells of a cost sweep: calls to time, each a step's verification or its draft at one size, batch and context."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from mtp_bench.cost import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint
+from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.draft import Settled
+from mtp_bench.decode.graph import stepper_type
+from mtp_bench.decode.step import TreeStepper
+from mtp_bench.decode.tree import TreeTensors
+from mtp_bench.heads.kinds import AnyHeads
+from mtp_bench.models.base import BaseModel
+from mtp_bench.profile.environment import device_name
+from mtp_bench.topology import DynamicTree, StaticTree, Topology, chain
+from mtp_bench.topology.shapes import typical_tree
+
+DRAFT_TOP_K = 10
+
+
+@dataclass
+class Cell:
+    """One thing to time. ``call`` runs it once; ``finite`` says whether its numbers are.
+
+    Attributes:
+        warm: whether it was run before, so that its next call is like all later ones.
+    """
+
+    point: CostPoint
+    call: Callable[[], object]
+    finite: Callable[[], bool]
+    timings_ms: list[float] = field(default_factory=list)
+    status: str = "ok"
+    warm: bool = False
+
+    @property
+    def name(self) -> str:
+        """What tells it from the others of a sweep."""
+        point = self.point
+        return f"{point.component} batch {point.batch} rows {point.rows} context {point.context} depth {point.depth}"
+
+
+class CellMaker:
+    """Makes the cells of one batch size, all on one cache; each is made once."""
+
+    def __init__(
+        self,
+        base: BaseModel,
+        heads: AnyHeads | None,
+        *,
+        batch: int,
+        length: int,
+        draft_top_k: int = DRAFT_TOP_K,
+        seed: int = 0,
+    ) -> None:
+        """Args:
+        length: slots of the cache: the largest context and the most rows together.
+        draft_top_k: tokens taken per head.
+        """
+        self._base, self._heads, self._batch = base, heads, batch
+        self._draft_top_k, self._seed = draft_top_k, seed
+        self._cache = filled_cache(base, batch, length, seed)
+        self._verify: dict[tuple[int, int], Cell] = {}
+
+    def verify(self, rows: int, context: int) -> Cell:
+        """Verification of a typical tree of so many rows."""
+        if (rows, context) not in self._verify:
+            depth = self._heads.max_depth if self._heads is not None else 4
+            tree = typical_tree(rows - 1, depth=depth, top_k=max(self._draft_top_k, rows))
+            self._verify[rows, context] = verify_cell(self._base, self._cache, tree, rows, context)
+        return self._verify[rows, context]
+
+    def drafts(self, contexts: Sequence[int], dynamic_top_ks: Sequence[int] = ()) -> Iterator[Cell]:
+        """Drafts of every depth that the heads reach, of static trees and of dynamic ones with these top_k."""
+        for depth in range(1, self._heads.max_depth + 1 if self._heads is not None else 1):
+            trees: list[Topology] = [drafted_tree(depth, self._draft_top_k)]
+            trees += [DynamicTree(depth, top_k, top_k) for top_k in dynamic_top_ks]
+            for tree in trees:
+                yield from draft_cells(self._base, self._heads, tree, self._cache, contexts, self._seed)
+
+
+def drafted_tree(depth: int, top_k: int) -> StaticTree:
+    """What is drafted where the cost of drafting so deep is measured."""
+    # The typical tree of so few nodes may not be so deep: the chain makes it.
+    paths = {*typical_tree(4 * depth, depth=depth, top_k=top_k).paths, *chain(depth).paths}
+    return StaticTree.from_paths(sorted(paths))
+
+
+def filled_cache(base: BaseModel, batch: int, length: int, seed: int) -> TreeCache:
+    """A cache of random keys and values."""
+    cache = TreeCache.allocate(base, batch=batch, length=length)
+    torch.manual_seed(seed)
+    cache.data.normal_(std=0.1)
+    return cache
+
+
+def verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int, context: int) -> Cell:
+    """All of a step of ``tree``, padded to ``rows``, but its draft."""
+    batch = cache.batch
+    tensors = TreeTensors.build(tree, base.device, rows=rows)
+    stepper = stepper_type(base)(base, None, TreeTensors.build(StaticTree(()), base.device), cache)
+    generator = torch.Generator().manual_seed(rows)
+    tokens = torch.randint(0, base.vocab_size, (batch, rows), generator=generator).to(base.device)
+    stepper.set_rows(tensors, tokens)
+
+    @torch.inference_mode()
+    def call() -> object:
+        stepper.lengths.fill_(context)
+        return stepper.advance(context)[0].tolist()
+
+    @torch.inference_mode()
+    def finite() -> bool:
+        stepper.lengths.fill_(context)
+        return bool(torch.isfinite(base.logits(stepper.verify(context).hidden)).all())
+
+    return Cell(place_of(base, component=VERIFY, batch=batch, rows=rows, context=context), call, finite)
+
+
+def draft_cells(
+    base: BaseModel, heads: AnyHeads | None, tree: Topology, cache: TreeCache, contexts: Sequence[int], seed: int
+) -> Iterator[Cell]:
+    """Drafting ``tree`` after a step that settled two tokens, at every context, with one drafter."""
+    batch = cache.batch
+    stepper = stepper_type(base)(base, heads, TreeTensors.build(tree, base.device, batch=batch), cache)
+    assert stepper.drafter is not None
+    assert heads is not None
+    generator = torch.Generator().manual_seed(seed)
+    width = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
+    features = torch.randn(batch, tree.depth + 1, width, generator=generator).to(base.device, base.dtype)
+    tokens = torch.randint(0, base.vocab_size, (batch, tree.depth + 1), generator=generator).to(base.device)
+
+    def finite() -> bool:
+        # Drafts are token ids, which hide a NaN; weights that hold one are what makes it.
+        assert isinstance(heads, torch.nn.Module)
+        return all(bool(torch.isfinite(parameter).all()) for parameter in heads.parameters())
+
+    for context in contexts:
+        starts = torch.full((batch,), context, device=base.device)
+        settled = Settled(starts, tokens, features, torch.full_like(starts, 2), context)
+        kind = {"component": DRAFT}
+        if isinstance(tree, DynamicTree):
+            kind = {"component": DYNAMIC_DRAFT, "rows": tree.top_k}  # type: ignore[dict-item]
+        point = place_of(base, batch=batch, context=context, depth=tree.depth, **kind)
+        yield Cell(point, _drafting(stepper, settled), finite)
+
+
+def _drafting(stepper: TreeStepper, settled: Settled) -> Callable[[], object]:
+    @torch.inference_mode()
+    def call() -> object:
+        stepper.draft_again(settled)
+        return None
+
+    return call
+
+
+def place_of(base: BaseModel, **place: object) -> CostPoint:
+    """A point that is not measured yet: the machine, and where on the surface."""
+    dtype = str(base.dtype).removeprefix("torch.")
+    return CostPoint(device=device_name(base.device), dtype=dtype, **place)  # type: ignore[arg-type]

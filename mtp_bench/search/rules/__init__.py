@@ -1,0 +1,1 @@
+"""Trees that an engine can load: its rules, and the best tree within them."""

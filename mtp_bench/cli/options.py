@@ -86,7 +86,7 @@ def parse_sizes(text: str, option: str, what: str) -> tuple[int, ...]:
     except ValueError as error:
         raise InputError(f"{text!r} is no list of {what}", where=option, fix="write e.g. 1,4,8") from error
     if sizes[0] < 1:
-        raise InputError(f"{sizes[0]} is none of {what}", where=option, fix="use 1 or more")
+        raise InputError(f"{what} start at 1, not {sizes[0]}", where=option, fix="use 1 or more")
     return sizes
 
 

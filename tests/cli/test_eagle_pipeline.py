@@ -135,7 +135,7 @@ def test_a_schedule_needs_costs_of_its_batch_sizes(folder: Path) -> None:
 
 
 def test_batch_sizes_must_be_numbers(folder: Path) -> None:
-    for text, message in (("1,many", "no list of batch sizes"), ("0,4", "no batch size")):
+    for text, message in (("1,many", "no list of batch sizes"), ("0,4", "batch sizes start at 1, not 0")):
         with pytest.raises(InputError, match=message):
             run("bench", "--profile", str(folder / "runs" / "medusa"), "--batch", text)
 

@@ -8,6 +8,7 @@ The same seed and number of prompts give the same draws, so comparisons of two t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -38,10 +39,13 @@ class Interval:
         return not self.low <= point <= self.high
 
 
+@lru_cache(maxsize=2)  # one search takes the same draws for dozens of trees
 def resample_weights(num_prompts: int, *, resamples: int = RESAMPLES, seed: int = 0) -> npt.NDArray[np.int64]:
-    """int64 [resamples, P]: how often each prompt was drawn; every row sums to P."""
+    """int64 [resamples, P]: how often each prompt was drawn; every row sums to P. Read-only."""
     generator = np.random.default_rng(seed)
-    return generator.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=resamples)
+    draws = generator.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), size=resamples)
+    draws.setflags(write=False)
+    return draws
 
 
 def ratio_draws(

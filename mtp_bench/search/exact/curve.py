@@ -65,10 +65,13 @@ class Curve:
 
     def best_by_size(self, objective: str = SPEED) -> list[CurvePoint]:
         """For each N the point with the best objective."""
-        score = self.score(objective)
-        order = np.lexsort((self.depth, -score, self.num_nodes))
-        _, first = np.unique(self.num_nodes[order], return_index=True)
-        return [self[int(index)] for index in order[first]]
+        return [self[int(index)] for index in self.best_indices(objective)]
+
+    def best_indices(self, objective: str) -> Ints:
+        """int64: where the points of :meth:`best_by_size` stand."""
+        order = np.lexsort((self.depth, -self.score(objective), self.num_nodes))
+        sizes = self.num_nodes[order]
+        return np.asarray(order[np.flatnonzero(np.diff(sizes, prepend=-1))])
 
     def score(self, objective: str) -> Floats:
         """The column that is maximised; -inf where its cost is unknown."""
@@ -109,8 +112,7 @@ class Band:
 
 def near_best(curve: Curve, objective: str) -> Band:
     """The sizes whose best score is within :data:`BAND` of the best of all."""
-    by_size = curve.best_by_size(objective)
-    scores = [point.tokens_per_s if objective == SPEED else point.tokens_per_step for point in by_size]
-    least = (1 - BAND) * max(score for score in scores if score is not None)
-    inside = [point for point, score in zip(by_size, scores, strict=True) if score is not None and score >= least]
-    return Band(tuple(point.num_nodes for point in inside), inside[0])
+    by_size = curve.best_indices(objective)
+    scores = curve.score(objective)[by_size]
+    inside = by_size[scores >= (1 - BAND) * scores.max()]
+    return Band(tuple(curve.num_nodes[inside].tolist()), curve[int(inside[0])])

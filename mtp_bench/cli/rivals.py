@@ -58,11 +58,11 @@ def _write(document: dict[str, Any], out: Path) -> None:
 
 def _print(found: Rivalry) -> None:
     for rival in found.rivals[:MOST_LINES]:
-        one, best, difference = rival.evaluation, rival.optimum, rival.evaluation.difference_tokens_per_step
+        one, peer, difference = rival.evaluation, rival.optimum, rival.evaluation.difference_tokens_per_step
         text = f"{rival.name}: {one.num_nodes} nodes"
         if one.num_nodes < rival.given_nodes:
             text += f" (of {rival.given_nodes}; the rest lies beyond the heads' depth or ranks)"
-        text += f", {one.tokens_per_step:.4f} tokens_per_step; the best of {best.num_nodes}: {best.tokens_per_step:.4f}"
+        text += f", {one.tokens_per_step:.4f} tokens_per_step; the best of {peer.num_nodes}: {peer.tokens_per_step:.4f}"
         if difference is not None:
             low, high = difference.bounds
             text += f", {difference.value:+.4f} to it [{low:+.4f}, {high:+.4f}]: {rival.verdict}"

@@ -79,11 +79,13 @@ class CategoryTrie:
 
     def curve_tokens(self, found: ExactResult) -> Floats:
         """float64 [C, points]: tokens per step by category of every tree on the curve of a search on a mixture."""
-        values, curve = self.node_values(found.growth), found.curve
+        growth, curve = found.growth, found.curve
+        assert isinstance(growth, Growth)  # searched without rules
+        values = self.node_values(growth)
         tokens = np.ones((len(self.names), len(curve)))
         for depth in np.unique(curve.depth[curve.num_nodes > 0]):
             points = np.flatnonzero(curve.depth == depth)
-            sums = np.cumsum(values[:, found.growth.order(int(depth))], axis=1)
+            sums = np.cumsum(values[:, growth.order(int(depth))], axis=1)
             tokens[:, points] += sums[:, curve.num_nodes[points] - 1]
         return tokens
 

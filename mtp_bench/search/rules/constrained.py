@@ -230,7 +230,7 @@ def _below_rank(source: Source, ranks: int) -> Source:
         return source
     if isinstance(source, MarginalSource):
         return MarginalSource(source.per_rank[:, :ranks])
-    return _BelowRank(source, ranks)  # type: ignore[return-value]
+    return _BelowRank(source, ranks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,12 +272,12 @@ def _curve(trees: _Filled, limits: _Limits, steps: StepCosts) -> Curve:
     points: list[tuple[int, int, float]] = [(0, 0, 1.0)]
     shallower = np.full(limits.max_nodes + 1, -np.inf)
     shallower[0] = 1.0
-    for depth in range(1, limits.max_depth + 1):
-        tokens = trees.tokens(depth)
+    for limit in range(1, limits.max_depth + 1):
+        tokens = trees.tokens(limit)
         best = np.maximum.accumulate(np.maximum(tokens, shallower))
         before = np.concatenate([[-np.inf], best[:-1]])
         gains = tokens > np.maximum(before, shallower) + SMALLEST_GAIN
-        points += [(int(n), depth, float(tokens[n])) for n in np.flatnonzero(gains) if n > 0]
+        points += [(int(n), limit, float(tokens[n])) for n in np.flatnonzero(gains) if n > 0]
         shallower = best
     num_nodes, depth, tau = (np.array(column) for column in zip(*points, strict=True))
     ms = steps.ms(num_nodes, depth)

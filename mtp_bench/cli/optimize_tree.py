@@ -115,7 +115,14 @@ def optimize_tree(
     place = contexts[0] if contexts else measured.mean_context if cost is None else None
     kinds: dict[str, Any] = {"kind": kind, "estimator": estimator, "constraints": constraints}
     limits: dict[str, Any] = {"budget": budget, "max_depth": max_depth, "seed": seed, "out": out}
-    if objective in ("worst-category", "pareto") or len(batches) > 1 or len(contexts) > 1:
+    special = objective in ("worst-category", "pareto") or len(batches) > 1 or len(contexts) > 1
+    if storage is not None and (special or constraints.restricts_static):
+        raise InputError(
+            "only the study beside the exact search of one batch size and context is kept",
+            where="--storage",
+            fix="leave it out here",
+        )
+    if special:
         _check_question(objective, batches, contexts, weights, **kinds)
     if objective == "pareto":
         document = pareto_and_write(measured, batches, context=place, trials=trials, **limits)

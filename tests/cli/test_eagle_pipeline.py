@@ -186,6 +186,11 @@ def test_runs_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path) 
     [
         (["optimize-tree", "--kind", "magic"], "unknown kind"),
         (["optimize-tree", "--profile", "RUNS/medusa", "--kind", "dynamic"], "no topology of this kind"),
+        (["optimize-tree", "--profile", "RUNS/medusa", "--batch", "1,2", "--storage", "journal:x"], "only the study"),
+        (
+            ["optimize-tree", "--profile", "RUNS/medusa", "--rules", "uniform", "--storage", "journal:x"],
+            "only the study",
+        ),
         (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--dynamic-top-k", "4"], "cannot draft dynamic trees"),
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--dynamic-top-k", "a"], "no list of numbers"),
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--aux-layers", "0,1"], "2 layers are named"),

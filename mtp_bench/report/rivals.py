@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -49,10 +50,11 @@ def draw_rivals(trees: pd.DataFrame, optimum: pd.DataFrame, highlight: Sequence[
         _panel(panels[1], trees, optimum, highlight, "speedup_predicted")
         panels[1].set_ylabel("predicted speedup")
         panels[1].axhline(1.0, color=style.BLACK, lw=0.8)
-        best = optimum.loc[optimum["speedup_predicted"].astype(float).idxmax()]
-        text = f"{int(best['num_nodes'])} nodes, {best['speedup_predicted']:.2f}x"
-        panels[1].annotate(text, (best["num_nodes"], best["speedup_predicted"]), (6, 4), textcoords="offset points",
-                           fontsize=8, color=style.BLUE)  # fmt: skip
+        speedups = optimum["speedup_predicted"].to_numpy(float)
+        best = int(np.nanargmax(speedups))
+        nodes = int(optimum["num_nodes"].to_numpy()[best])
+        panels[1].annotate(f"{nodes} nodes, {speedups[best]:.2f}x", (nodes, float(speedups[best])), (6, 4),
+                           textcoords="offset points", fontsize=8, color=style.BLUE)  # fmt: skip
     panels[-1].set_xlabel("nodes (N), cut to the depth and ranks of the heads")
     beaten = int((trees["better"] == "optimum").sum())
     style.caption(

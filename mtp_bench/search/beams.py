@@ -47,7 +47,7 @@ class Beams:
         mass = [np.zeros(self.levels[-1].children)] if self.levels else []
         for level in reversed(self.levels[1:]):
             gain = level.rate * (1.0 + mass[-1][level.child])
-            mass.append(np.bincount(level.parent, weights=gain, minlength=level.parents))
+            mass.append(np.bincount(level.parent, weights=gain, minlength=level.parents).astype(np.float64))
         return mass[::-1]
 
     def grow(self, widths: Sequence[int], look_ahead: Sequence[int]) -> tuple[StaticTree, float]:

@@ -165,7 +165,7 @@ class Subtrees:
         shape = below.shape[1:] if self.max_widths is None else (1, *below.shape[1:])
         offers = np.full((level.parents if parents is None else len(parents), *shape), NONE)
         if self.siblings.contiguous:
-            offers[(slice(None), *(0 for _ in shape))] = 0.0
+            offers.reshape(len(offers), -1)[:, 0] = 0.0  # nothing below it
         chosen = np.flatnonzero(level.rank == rank)
         rows = level.parent[chosen]
         if parents is not None:
@@ -189,7 +189,7 @@ class Subtrees:
         ranks = int(level.rank.max()) + 1
         rows = level.parents if parents is None else len(parents)
         start = np.full((rows, *self._shape(depth)), NONE)
-        start[(slice(None), *(0 for _ in start.shape[1:]))] = 0.0
+        start.reshape(rows, -1)[:, 0] = 0.0  # no child yet
         slots: list[Floats | None] = [start] + [None] * (self.siblings.slots(ranks) - 1)
         yield slots
         for rank in range(ranks):

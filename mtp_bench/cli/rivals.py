@@ -79,12 +79,12 @@ def _print(found: Rivalry) -> None:
         f"{facts['interval_favours_the_tree']}); with the best chosen on the other half of the prompts "
         f"{facts['held_out_interval_excludes_zero']} (above {facts['held_out_interval_favours_the_tree']})"
     )
-    best = found.fastest_rival
-    if found.fastest is not None and best is not None and best.to_fastest is not None:
-        share, (low, high) = best.to_fastest.value, best.to_fastest.bounds
+    given = found.fastest_rival
+    if found.fastest is not None and given is not None and given.to_fastest is not None:
+        share, (low, high) = given.to_fastest.value, given.to_fastest.bounds
         typer.echo(
             f"speed: the optimum has {found.fastest.num_nodes} nodes, predicted "
-            f"{found.fastest.speedup_predicted:.3f}x; the fastest given tree is {best.name} "
-            f"({best.evaluation.num_nodes} nodes), {share:.3f} of its speed [{low:.3f}, {high:.3f}]; "
+            f"{found.fastest.speedup_predicted:.3f}x; the fastest given tree is {given.name} "
+            f"({given.evaluation.num_nodes} nodes), {share:.3f} of its speed [{low:.3f}, {high:.3f}]; "
             f"{facts['slower_than_the_fastest']} of {facts['with_known_cost']} with a known cost are really slower"
         )

@@ -279,9 +279,9 @@ def _curve(trees: _Filled, limits: _Limits, steps: StepCosts) -> Curve:
         gains = tokens > np.maximum(before, shallower) + SMALLEST_GAIN
         points += [(int(n), limit, float(tokens[n])) for n in np.flatnonzero(gains) if n > 0]
         shallower = best
-    num_nodes, depth, tau = (np.array(column) for column in zip(*points, strict=True))
-    ms = steps.ms(num_nodes, depth)
-    return Curve(num_nodes, depth, tau, ms, 1e3 * tau / ms, tau * (ms[0] / ms))
+    num_nodes, depths, tau = (np.array(column) for column in zip(*points, strict=True))
+    ms = steps.ms(num_nodes, depths)
+    return Curve(num_nodes, depths, tau, ms, 1e3 * tau / ms, tau * (ms[0] / ms))
 
 
 def _score(steps: StepCosts, objective: str, rules: Constraints, tokens: float, num_nodes: int, depth: int) -> float:

@@ -142,7 +142,7 @@ def draw_sizes(document: Document) -> Figure:
         figure = style.new_figure(6.5, 4.0)
         axes = figure.subplots()
         for place, (name, group) in enumerate(frame.groupby("name", sort=False)):
-            colour, marker = style.CYCLE[place % len(style.CYCLE)], style.MARKERS[place % len(style.MARKERS)]
+            colour, marker = style.look(place)
             axes.plot(group["num_nodes"], group["tokens_per_step"], color=colour, marker=marker, label=str(name))
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted(frame["num_nodes"].unique()), [str(n) for n in sorted(frame["num_nodes"].unique())])

@@ -141,7 +141,7 @@ def _draw_panel(axes: Axes, part: pd.DataFrame, chosen: Chosen | None) -> None:
     contexts = sorted(part.loc[part["kind"] == "envelope", "context"].unique())
     contexts = contexts or sorted(part.loc[part["kind"] == "measured", "context"].unique())
     for place, context in enumerate(contexts):
-        colour, marker = style.CYCLE[place % len(style.CYCLE)], style.MARKERS[place % len(style.MARKERS)]
+        colour, marker = style.look(place)
         line = part[part["context"] == context]
         measured = line[line["kind"] == "measured"].sort_values("rows")
         rows, ms = measured["rows"].to_numpy(float), measured["ms"].to_numpy(float)

@@ -79,8 +79,8 @@ def _draw_speeds(axes: Axes, frame: pd.DataFrame) -> None:
         error, relative = (100 * (row[f"predicted{kind}"] / row[f"measured{kind}"] - 1) for kind in ("", "_speedup"))
         label = f"{row['name']}: {error:+.1f}%" + ("" if np.isnan(relative) else f" ({relative:+.1f}%)")
         axes.errorbar(
-            row["predicted"], row["measured"], yerr=bar, fmt=style.MARKERS[place % len(style.MARKERS)], ms=6,
-            color=style.CYCLE[place % len(style.CYCLE)], elinewidth=1, capsize=2, label=label,
+            row["predicted"], row["measured"], yerr=bar, fmt=style.look(place)[1], ms=6,
+            color=style.look(place)[0], elinewidth=1, capsize=2, label=label,
         )  # fmt: skip
     title = "predicted / measured - 1\n(of the speedup over N = 0)"
     axes.legend(loc="upper left", title=title, title_fontsize=8, alignment="left")

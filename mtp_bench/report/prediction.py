@@ -156,7 +156,7 @@ def _draw_trees(axes: Axes, data: Predictions) -> None:
             else [[row[side] - row[f"{side}_low"]], [row[f"{side}_high"] - row[side]]]
             for side in ("measured", "predicted")
         ]
-        colour, marker = _look(place)
+        colour, marker = style.look(place)
         error = 100 * (row["predicted"] / row["measured"] - 1)
         axes.errorbar(
             row["predicted"], row["measured"], yerr=bars[0], xerr=bars[1], fmt=marker, color=colour, ms=6,
@@ -180,15 +180,11 @@ def _draw_prompts(axes: Axes, data: Predictions) -> None:
     diagonal(axes, float(values.min()), float(values.max()))
     order = list(data.trees["tree"])
     for tree, group in data.prompts.groupby("tree", sort=False):
-        colour, marker = _look(order.index(tree))
+        colour, marker = style.look(order.index(tree))
         axes.scatter(group["predicted"], group["measured"], s=14, marker=marker, color=colour, alpha=0.6, lw=0)
     error = float((data.prompts["predicted"] / data.prompts["measured"] - 1).abs().mean())
     text = f"mean |error| {100 * error:.1f}%\n{len(data.prompts)} points"
     axes.text(0.97, 0.03, text, transform=axes.transAxes, ha="right", va="bottom", fontsize=9)
-
-
-def _look(place: int) -> tuple[str, str]:
-    return style.CYCLE[place % len(style.CYCLE)], style.MARKERS[place % len(style.MARKERS)]
 
 
 def diagonal(axes: Axes, low: float, high: float) -> None:

@@ -60,6 +60,11 @@ def house_style() -> Iterator[None]:
         yield
 
 
+def look(place: int) -> tuple[str, str]:
+    """(colour, marker) of the place-th thing drawn; a colour that comes again has another marker."""
+    return CYCLE[place % len(CYCLE)], MARKERS[(place + place // len(CYCLE)) % len(MARKERS)]
+
+
 def new_figure(width: float, height: float) -> Figure:
     """An empty figure of ``width`` x ``height`` inches that makes room for its own labels."""
     return Figure(figsize=(width, height), layout="constrained")

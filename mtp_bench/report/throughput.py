@@ -18,6 +18,8 @@ COLUMNS = (
     "verify_ms", "draft_ms", "tokens_per_s", "tokens_per_s_per_request", "predicted_tokens_per_s", "prediction_error",
     "speedup", "prefill_s", "differing", "requests",
 )  # fmt: skip
+LINES = ("-", "--", ":")
+MOST_BANDS = 5  # more of them hide each other
 WORK_COLUMNS = ("bytes_per_step", "flops_per_step", "bytes_per_s", "share_of_copy_bandwidth", "floor_ms")
 
 
@@ -46,25 +48,28 @@ def draw_throughput(frame: pd.DataFrame) -> Figure:
     left, right = figure.subplots(1, 2)
     for place, (tree, group) in enumerate(frame.groupby("tree", sort=False)):
         look: dict[str, Any] = {
-            "color": style.CYCLE[place % len(style.CYCLE)],
-            "marker": style.MARKERS[place % len(style.MARKERS)],
+            "color": style.look(place)[0],
+            "marker": style.look(place)[1],
+            "ls": LINES[place // len(style.CYCLE) % len(LINES)],
         }
         nodes = int(group["num_nodes"].iloc[0])
         left.plot(group["batch"], group["tokens_per_s"], label=f"{tree} (N = {nodes})", **look)
-        left.plot(group["batch"], group["predicted_tokens_per_s"], ls="", mfc="none", ms=10, **look)
+        left.plot(group["batch"], group["predicted_tokens_per_s"], mfc="none", ms=10, **(look | {"ls": ""}))
         if nodes:
             right.plot(group["batch"], group["speedup"], **look)
-            right.fill_between(
-                group["batch"], group["speedup_low"].astype(float), group["speedup_high"].astype(float),
-                color=look["color"], alpha=0.15, lw=0,
-            )  # fmt: skip
+            if frame["tree"].nunique() <= MOST_BANDS:
+                right.fill_between(
+                    group["batch"], group["speedup_low"].astype(float), group["speedup_high"].astype(float),
+                    color=look["color"], alpha=0.15, lw=0,
+                )  # fmt: skip
     left.set(ylabel="decode tokens/s, all requests together", title="Throughput against batch size", ylim=(0, None))
     left.legend()
     right.axhline(1.0, color=style.BLACK, lw=0.8)
     right.set(ylabel="speedup over N = 0 at the same batch size", title="What speculation still gains")
     for axes in (left, right):
         _batches(axes, frame)
-    style.caption(figure, "Large rings: predicted from replay and step costs. Bands: 95% intervals over queues.")
+    bands = " Bands: 95% intervals over queues." if frame["tree"].nunique() <= MOST_BANDS else ""
+    style.caption(figure, f"Large rings: predicted from replay and step costs.{bands}")
     return figure
 
 

@@ -128,7 +128,7 @@ def _draw_head(axes: Axes, curves: TrainingCurves, head: int) -> None:
     part = curves.held_out[curves.held_out["head"] == head]
     axes.set_title(f"head {head}")
     for place, (k, line) in enumerate(part.groupby("k")):
-        colour, marker = style.CYCLE[place % len(style.CYCLE)], style.MARKERS[place % len(style.MARKERS)]
+        colour, marker = style.look(place)
         percent = 100 * line["accuracy"].to_numpy(float)
         tokens = line["tokens_seen"].to_numpy(float)
         axes.plot(tokens, percent, color=colour, marker=marker, ms=3)

@@ -101,7 +101,7 @@ def test_the_worst_category_comes_with_its_bound(files: list[str], tmp_path: Pat
         (["--weight", "a=x"], "'a=x' is no weight"),
         (["--weight", "a=1", "--weight", "a=2"], "'a=2' is no weight"),
         (["--context", "512,x"], "no list of contexts"),
-        (["--context", "0"], "none of contexts"),
+        (["--context", "0"], "contexts start at 1, not 0"),
         (["--context", "512,9000"], "no costs for context 9000: measured 512, 2048"),
         (["--batch", "1,32", "--context", "512,600"], "no costs for batch 32"),
         (["--objective", "worst-category", "--weight", "a=2"], "knows no weights"),

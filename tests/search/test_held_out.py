@@ -6,6 +6,7 @@ from acceptance_cases import cost_table, make_trace, synthetic_trace
 
 from mtp_bench.errors import InputError
 from mtp_bench.search import TrieSource, choose_on_half, exact_search
+from mtp_bench.search.values.estimators import fit
 from mtp_bench.trace import replay
 
 COST = cost_table({1: 10.0, 16: 11.0, 64: 14.0})
@@ -53,3 +54,14 @@ def test_the_document_repeats():
 def test_one_prompt_cannot_be_halved():
     with pytest.raises(InputError, match="too few prompts"):
         choose_on_half(synthetic_trace(0, prompts=1), COST, max_nodes=7)
+
+
+def test_the_estimator_that_is_asked_for_chooses():
+    trace, limits = synthetic_trace(6), {"max_nodes": 63, "objective": "tokens"}
+    halves = [trace.select(half) for half in trace.split_halves(0)]
+    trees = {
+        name: choose_on_half(trace, None, estimator=name, **limits).trees for name in ("trie", "shrunk", "independent")
+    }
+    assert len(set(trees.values())) == 3
+    for name, chosen in trees.items():
+        assert chosen == tuple(fit(name, half, None, **limits).exact.tree for half in halves)

@@ -130,10 +130,8 @@ def draw_costs(curves: CostCurves) -> Figure:
         _draw_panel(axes, part, curves.chosen)
     failed = ", ".join(f"{count} {status}" for status, count in curves.unusable.items())
     note = f" Not usable: {failed}." if failed else ""
-    floor = " Dashed: bytes and operations at the device's measured rates." if (of["kind"] == "floor").any() else ""
-    style.caption(
-        figure, "Points: medians with 25th-75th percentile. Lines: envelope, min over m >= rows." + floor + note
-    )
+    floor = " Dashed: roofline floor." if (of["kind"] == "floor").any() else ""
+    style.caption(figure, "Points: medians, quartiles. Lines: envelope, min over m >= rows." + floor + note)
     return figure
 
 

@@ -28,7 +28,7 @@ class _Effort:
 
 
 FULL = _Effort(prompts=108, max_new_tokens=128, rounds=15, bench_prompts=18, bench_repeats=1)
-FAST = _Effort(prompts=27, max_new_tokens=64, rounds=5, bench_prompts=6, bench_repeats=1)
+FAST = _Effort(prompts=36, max_new_tokens=64, rounds=7, bench_prompts=6, bench_repeats=1)
 
 
 def quickstart(

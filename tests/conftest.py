@@ -1,9 +1,14 @@
 """Makes the helpers that several test folders share importable."""
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before torch is imported: workers side by side, each with a thread for every core, get in each other's way.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -92,12 +92,11 @@ def worst_category_and_write(
     measured: Measured, *, budget: int, max_depth: int | None, context: int | None, batch: int, trials: int,
     seed: int, out: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Maximise the slowest category's speed, print, and write topology.json and (in a run folder) optimize.json."""
-    from mtp_bench.files import write_json
+    """Maximise the slowest category's speed, print, and write as any search for one tree does."""
+    from mtp_bench.cli.winner import expected_figures, write_winner
     from mtp_bench.search.by_category.worst_category import held_out_worst, worst_category, worst_category_optuna
     from mtp_bench.search.evaluate import evaluate
     from mtp_bench.search.optimize import OptimizeOptions
-    from mtp_bench.topology import TopologyDocument
     from mtp_bench.trace import RankTrace
 
     if not isinstance(measured.acceptance, RankTrace):
@@ -125,17 +124,7 @@ def worst_category_and_write(
             "gap": 1 - value / found.value,
             "gap_to_bound": 1 - value / found.bound,
         }
-    topology = out or (measured.run.topology if measured.run else None)
-    if topology is not None:
-        expected = {"acceptance_length_incl_bonus": round(winner.tokens_per_step, 6)}
-        if winner.speedup_predicted is not None:
-            expected["speedup_vs_autoregressive"] = winner.speedup_predicted
-        TopologyDocument(found.tree, measured.method, expected, measured.provenance, {"max_nodes": budget}).write(
-            topology
-        )
-        document["topology"] = str(topology)
-    if measured.run is not None:
-        write_json(measured.run.optimize, {"schema": "mtp-bench/optimize", "version": 1, **document})
+    write_winner(measured, found.tree, expected_figures(winner), {"max_nodes": budget}, document, out)
     _print_worst(document)
     return document
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from mtp_bench.cli.acceptance import Measured
     from mtp_bench.decode.answers import Answer
     from mtp_bench.models.base import BaseModel
+    from mtp_bench.search.evaluate import Evaluation
     from mtp_bench.search.optimize import Optimization
     from mtp_bench.search.race.candidates import Candidate
     from mtp_bench.search.race.run import Heat, Race, RaceRules
@@ -70,10 +71,10 @@ def check_measurable(
 def measure_and_write(
     found: Optimization, document: dict[str, Any], measured: Measured, options: MeasureOptions, out: Path | None
 ) -> dict[str, Any]:
-    """Race, print, and write measured.csv, the winner's topology.json and optimize.json with ``measured`` in it."""
+    """Race, print, and write measured.csv, the topology and, unless ``out`` is given, the run's optimize.json."""
     from mtp_bench.cli.decoding import bench_material, heads_of_run, short_dtype
     from mtp_bench.cli.loading import load_base
-    from mtp_bench.files import write_json
+    from mtp_bench.cli.winner import write_winner
     from mtp_bench.profile.bench import Predictor
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.measured import decoding_heat, measured_document, write_laps
@@ -110,12 +111,12 @@ def measure_and_write(
     winner, figures = next(
         pair for pair in zip(candidates, result["candidates"], strict=True) if pair[0].name == result["winner"]
     )
-    _write_winner(out or run.topology, found, measured, winner, figures)
-    write_json(run.optimize, {"schema": "mtp-bench/optimize", "version": 1, **document})
+    expected = _as_measured(winner.predicted, figures)
+    write_winner(measured, winner.topology, expected, found.exact.limits, document, out)
     write_measured(result, run.path)
     log.discard()
     _print(result)
-    typer.echo(f"topology: {out or run.topology}")
+    typer.echo(f"topology: {document['topology']}")
     return document
 
 
@@ -141,24 +142,19 @@ def _race(candidates: list[Candidate], answers: list[Answer], heat: Heat, rules:
         return run_race(entrants, order, heat, rules, on_heat=lambda _: advance(1))
 
 
-def _write_winner(
-    path: Path, found: Optimization, measured: Measured, winner: Candidate, figures: dict[str, Any]
-) -> None:
-    """The winner's file: replayed tokens per step of the whole run, speeds as they were measured."""
-    from mtp_bench.topology import TopologyDocument
+def _as_measured(predicted: Evaluation, figures: dict[str, Any]) -> dict[str, Any]:
+    """Replayed tokens per step of the whole run, speeds as they were measured."""
+    from mtp_bench.cli.winner import expected_figures
 
-    replayed = winner.predicted
-    expected: dict[str, Any] = {"acceptance_length_incl_bonus": round(replayed.tokens_per_step, 6)}
-    if replayed.tokens_per_step_ci is not None:
-        expected["acceptance_length_ci95"] = [round(value, 6) for value in replayed.tokens_per_step_ci]
-    expected["step_seconds"] = {"measured": figures["tokens_per_step"] / figures["tokens_per_s"]}
-    if replayed.step_ms is not None:
-        expected["step_seconds"]["predicted"] = replayed.step_ms / 1e3
+    expected = expected_figures(predicted)
+    steps = expected.get("step_seconds", {})
+    expected["step_seconds"] = {"measured": figures["tokens_per_step"] / figures["tokens_per_s"], **steps}
     expected["tokens_per_second"] = figures["tokens_per_s"]
+    # A predicted speedup must not stand beside measured speeds.
+    expected.pop("speedup_vs_autoregressive", None)
     if figures["speedup"] is not None:
         expected["speedup_vs_autoregressive"] = figures["speedup"]["value"]
-    limits = {"max_nodes": found.exact.max_nodes, "max_depth": found.exact.max_depth}
-    TopologyDocument(winner.topology, measured.method, expected, measured.provenance, limits).write(path)
+    return expected
 
 
 def _print(result: dict[str, Any]) -> None:

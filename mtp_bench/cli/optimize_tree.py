@@ -88,7 +88,7 @@ def optimize_tree(
     device: options.Device = "auto",
     seed: options.Seed = 0,
     out: Annotated[
-        Path | None, typer.Option("--out", help="Topology file; topology.json in the run if left out.")
+        Path | None, typer.Option("--out", help="Topology file; the run's topology.json if left out.")
     ] = None,
     json_output: options.Json = False,
 ) -> None:
@@ -194,9 +194,9 @@ def search_and_write(
     measured: Measured, *, out: Path | None = None, objective: str | None = None, trials: int = 100,
     weights: dict[str, float] | None = None, **wanted: Any,
 ) -> tuple[Optimization, dict[str, Any]]:  # fmt: skip
-    """Search, print, and write topology.json and (in a run folder) optimize.json."""
+    """Search, print, and write the topology and, unless it goes to a file ``out``, the run's optimize.json."""
     from mtp_bench.cli.categories import compared_with_unweighted
-    from mtp_bench.files import write_json
+    from mtp_bench.cli.winner import expected_figures, write_winner
     from mtp_bench.progress import progress, running_totals
     from mtp_bench.search.optimize import OptimizeOptions, optimize
 
@@ -213,29 +213,9 @@ def search_and_write(
     if weights:
         document |= {"weights": weights, "maximised": f"{chosen}, prompts weighted by category"}
         document["categories"] = compared_with_unweighted(measured, found.topology, found.options)
-    topology = out or (measured.run.topology if measured.run else None)
-    if topology is not None:
-        _write_topology(topology, found, measured)
-        document["topology"] = str(topology)
-    if measured.run is not None:
-        write_json(measured.run.optimize, {"schema": "mtp-bench/optimize", "version": 1, **document})
+    write_winner(measured, found.topology, expected_figures(found.best), found.exact.limits, document, out)
     _print(found, document)
     return found, document
-
-
-def _write_topology(path: Path, found: Optimization, measured: Measured) -> None:
-    from mtp_bench.topology import TopologyDocument
-
-    winner = found.best
-    expected: dict[str, Any] = {"acceptance_length_incl_bonus": round(winner.tokens_per_step, 6)}
-    if winner.tokens_per_step_ci:
-        expected["acceptance_length_ci95"] = [round(value, 6) for value in winner.tokens_per_step_ci]
-    if winner.speedup_predicted is not None and winner.step_ms is not None and winner.tokens_per_s is not None:
-        expected["step_seconds"] = {"predicted": winner.step_ms / 1e3}
-        expected["tokens_per_second"] = winner.tokens_per_s
-        expected["speedup_vs_autoregressive"] = winner.speedup_predicted
-    limits = {"max_nodes": found.exact.max_nodes, "max_depth": found.exact.max_depth}
-    TopologyDocument(found.topology, measured.method, expected, measured.provenance, limits).write(path)
 
 
 def _print(found: Optimization, document: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from mtp_bench.models.base import BaseModel
 DRAFT, VERIFY, ACCEPT, SETTLE, HOST = "draft", "verify", "accept", "cache move", "host gap"
 PARTS = (DRAFT, VERIFY, ACCEPT, SETTLE, HOST)
 WARM_UP_TOKENS = 8
+MAX_TOKENS = 64
 
 T = TypeVar("T")
 
@@ -74,7 +75,7 @@ class TimedStepper(TreeStepper):
 
 
 def step_budget(base: BaseModel, contenders: Mapping[str, Contender], answer: Answer) -> dict[str, dict[str, float]]:
-    """Milliseconds per step by part, for each contender decoding ``answer``'s prompt once.
+    """Milliseconds per step by part, for each contender decoding ``answer``'s prompt once, to 64 tokens at most.
 
     ``host gap`` is all that is not in one of the others: the loop around the steps, and reading their results.
     """
@@ -91,7 +92,7 @@ def _budget(base: BaseModel, one: Contender, answer: Answer) -> dict[str, float]
     list(decoder.run([Request("warm-up", answer.prompt, min(WARM_UP_TOKENS, len(answer.tokens)))]))
     stepper.start_clock()
     passes, prefill_s, start = decoder.passes, decoder.prefill_s, time.perf_counter()
-    list(decoder.run([Request(answer.id, answer.prompt, len(answer.tokens))]))
+    list(decoder.run([Request(answer.id, answer.prompt, min(MAX_TOKENS, len(answer.tokens)))]))
     whole = time.perf_counter() - start - (decoder.prefill_s - prefill_s)
     stepper.spent_s[HOST] = whole - sum(stepper.spent_s.values())
     return {part: 1e3 * seconds / (decoder.passes - passes) for part, seconds in stepper.spent_s.items()}

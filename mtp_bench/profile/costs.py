@@ -180,6 +180,9 @@ def time_cells(
 ) -> list[CostPoint]:
     """Warm up and time ``cells`` in interleaved random order, one order per round.
 
+    Cells whose timings still spread too widely then are timed for as many rounds again, while any is left: on a machine
+    that others use too, a burst of their work would else cost a cell that nothing can be predicted without.
+
     Args:
         options: rounds, the order's seed, and the time after which no further round begins; the first always does.
         timings: rounds that were done before, which are not done again, and the time that they took.
@@ -188,21 +191,23 @@ def time_cells(
     for cell in cells:
         cell.timings_ms = list(timings.by_cell.get(cell.name, ()))
         cell.status = timings.status.get(cell.name, cell.status)
-    planned, done = options.rounds * len(cells), timings.rounds * len(cells)
+    planned, done = options.rounds * len(cells), min(timings.rounds, options.rounds) * len(cells)
     if on_progress is not None and done:
         on_progress(done, planned)
     before_s, start = timings.seconds, time.perf_counter()
-    for round_ in range(timings.rounds, options.rounds):
-        if round_ and timings.seconds > options.max_seconds:
+    for round_ in range(timings.rounds, 2 * options.rounds):
+        again = round_ >= options.rounds
+        due = [cell for cell in cells if not again or _point(cell, options.rounds).status == "unstable"]
+        if not due or (round_ and timings.seconds > options.max_seconds):
             break
-        for cell in cells:
+        for cell in due:
             if cell.status == "ok" and not cell.warm:
                 _guarded(cell, lambda cell=cell: _warm_up(cell, device))  # type: ignore[misc]
-        for index in np.random.default_rng([options.seed, round_]).permutation(len(cells)):
-            cell = cells[index]
+        for index in np.random.default_rng([options.seed, round_]).permutation(len(due)):
+            cell = due[index]
             if cell.status == "ok":
                 _guarded(cell, lambda cell=cell: cell.timings_ms.append(_time_ms(cell, device)))  # type: ignore[misc]
-            done += 1
+            done += not again
             if on_progress is not None:
                 on_progress(done, planned)
         timings.keep(

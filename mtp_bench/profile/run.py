@@ -208,11 +208,12 @@ def _check(
         live = check_live(base, heads, tree, trace, sample)
         advance(1)
     say(
-        f"live check: {live.same_text} of {live.prompts} texts equal, {live.live_steps} live steps, "
-        f"{live.replayed_steps} replayed"
+        f"live check: {live.same_text} of {live.prompts} texts equal; on the {live.agreeing_tokens} of {live.tokens} "
+        f"tokens that agree {live.live_steps} steps live, {live.replayed_steps} replayed, the same ones in "
+        f"{live.same_steps} of {live.prompts}"
     )
-    if live.prompts and not live.same_text:
-        warn("so no steps were compared: rounding took every sampled text elsewhere; --dtype fp32 compares them all")
+    if live.prompts and not live.live_steps:
+        warn("so no steps were compared: rounding took every text elsewhere at once; --dtype fp32 compares them all")
     if base.dtype == torch.float32 and not live.exact:
         raise CheckFailed(
             f"in fp32 live decoding and replay must agree: {live}",

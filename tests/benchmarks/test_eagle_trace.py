@@ -1,6 +1,6 @@
 """Recording an EAGLE trace in batched passes against recording it by decoding: ranks of the same positions and depths.
 
-Run with ``pytest -s tests/benchmarks/test_eagle_trace.py`` to see the figures. Both ways are timed in turn in one
+Run with ``pytest -n 0 -s tests/benchmarks/test_eagle_trace.py`` to see the figures. Both ways are timed in turn in one
 process on the same text, so their ratio holds on a noisy machine; only the ranks are asserted.
 """
 

@@ -1,4 +1,4 @@
-"""What estimating costs beside the plain trie. Run with ``pytest -s`` to see the ratios.
+"""What estimating costs beside the plain trie. Run with ``pytest -n 0 -s`` to see the ratios.
 
 The shrunk source offers every rank below every node, seen or not, so its search has more to look at than the trie's; a
 resample counts the paths of the trace anew instead of finding them again. Asserted: that both answer the same question.

@@ -1,6 +1,6 @@
 """What packing gains: plain over packed time of the reference model's kinds of products, timed in turn.
 
-Run with ``pytest -s tests/benchmarks/test_packed_speed.py`` to see the ratios; no timing is asserted.
+Run with ``pytest -n 0 -s tests/benchmarks/test_packed_speed.py`` to see the ratios; no timing is asserted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Replay of a 63-node tree over a million positions. Run with ``pytest -s tests/benchmarks/test_replay_speed.py``.
+"""Replay of a 63-node tree over a million positions. Run with ``pytest -n 0 -s tests/benchmarks/test_replay_speed.py``.
 
 Prints the time (aim: below 0.1 s on one core); asserts only that the result is that of decoding token by token.
 """

@@ -1,4 +1,4 @@
-"""Exact search against a dynamic programme over budget, depth and branch. Run with ``pytest -s`` to see the times.
+"""Exact search against a dynamic programme over budget, depth and branch. Run with ``pytest -n 0 -s`` to see the times.
 
 Depth 16, top-k 32, product model with rates that do not always fall with rank. Asserted: the same optimum at every size
 up to the budget. Two versions of the dynamic programme are timed: plain Python (its time grows with the square of the

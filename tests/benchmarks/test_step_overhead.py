@@ -1,7 +1,8 @@
 """How much of a decoding step is not the model: masks, acceptance, cache moves, drafting, and the host's bookkeeping.
 
-Run with ``pytest -s tests/benchmarks/test_step_overhead.py`` to see the figures. Whole steps and bare forward passes
-over the same rows are timed in turn in one process, so their ratio holds on a noisy machine; no timing is asserted.
+Run with ``pytest -n 0 -s tests/benchmarks/test_step_overhead.py`` to see the figures. Whole steps and bare forward
+passes over the same rows are timed in turn in one process, so their ratio holds on a noisy machine; no timing is
+asserted.
 """
 
 from __future__ import annotations

@@ -251,7 +251,36 @@ def test_live_check_counts(base: BaseModel, heads: MedusaHeads, tmp_path: Path) 
     assert live.live_steps == live.replayed_steps == sum(replay(trace, tree).steps[2:5])
     forged = replace(answers[2], tokens=[*answers[2].tokens[:-1], (answers[2].tokens[-1] + 1) % 24])
     spoiled = check_live(base, heads, tree, trace, [forged, answers[3]])
-    assert (spoiled.prompts, spoiled.same_text, spoiled.same_steps, spoiled.exact) == (2, 1, 1, False)
+    assert (spoiled.prompts, spoiled.same_text, spoiled.exact) == (2, 1, False)
+
+
+def test_live_check_compares_steps_as_far_as_the_texts_agree(
+    base: BaseModel, heads: MedusaHeads, tmp_path: Path
+) -> None:
+    run = profile(base, heads, tmp_path / "run")
+    trace = RankTrace.load(run.trace)
+    answers = load_answers(run, trace)
+    tree = StaticTree.from_paths([(0,), (1,), (2,), (0, 0)])
+    answer = max(answers, key=lambda one: len(one.tokens))
+    whole = check_live(base, heads, tree, trace, [answer])
+    assert whole.agreeing_tokens == whole.tokens == len(answer.tokens)
+    steps = []
+    for at in range(1, len(answer.tokens)):
+        # Live decoding gives the true text; the record, whose ranks are the true text's, is forged from ``at`` on.
+        forged = replace(answer, tokens=[*answer.tokens[:at], *((token + 1) % 24 for token in answer.tokens[at:])])
+        live = check_live(base, heads, tree, trace, [forged])
+        assert (live.same_text, live.agreeing_tokens, live.exact) == (0, at, False)
+        assert live.same_steps == 1
+        assert live.live_steps == live.replayed_steps
+        steps.append(live.live_steps)
+    assert steps == sorted(steps)
+    assert steps[0] == 0
+    assert steps[-1] in (whole.live_steps, whole.live_steps - 1)
+    ranks = trace.ranks.copy()
+    ranks[:, 0] = -1
+    nothing_accepted = check_live(base, heads, tree, replace(trace, ranks=ranks), [forged])
+    assert nothing_accepted.replayed_steps == len(answer.tokens) - 2 > nothing_accepted.live_steps
+    assert nothing_accepted.same_steps == 0
 
 
 def test_answers_are_decoded_in_their_order(base: BaseModel, heads: MedusaHeads, tmp_path: Path) -> None:

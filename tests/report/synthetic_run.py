@@ -203,7 +203,14 @@ def write_run(folder: Path, *, max_nodes: int = 63, name: str = "<b>small & odd<
         "version": 1,
         "created": "2026-01-01T00:00:00Z",
         "command": "mtp-bench quickstart",
-        "model": {"name": name, "sha256": "0" * 64, "dtype": "bfloat16", "device": "cpu", "parameters": 134515008},
+        "model": {
+            "name": name,
+            "sha256": "0" * 64,
+            "dtype": "bfloat16",
+            "attention": "sdpa",
+            "device": "cpu",
+            "parameters": 134515008,
+        },
         "environment": {"cpu": {"name": "some CPU", "cores": 2}, "versions": {"torch": "2.13"}},
     }
     throughput = make_throughput(trace, cost, {ENGINE_BASELINE: chain(0), "chain:4": chain(4), "best": best})

@@ -60,6 +60,11 @@ class ExactResult:
     max_depth: int
 
     @property
+    def limits(self) -> dict[str, int]:
+        """The limits searched, for the topology's file."""
+        return {"max_nodes": self.max_nodes, "max_depth": self.max_depth}
+
+    @property
     def do_not_speculate(self) -> bool:
         """Whether plain decoding is the answer."""
         return self.best.num_nodes == 0

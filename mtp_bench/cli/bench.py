@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_bench.cli import options
-from mtp_bench.cli.decoding import bench_material, heads_of_run, print_compile_time, short_dtype
+from mtp_bench.cli.decoding import bench_material, heads_of_run, print_conditions, short_dtype
 
 DRIFT = 0.05
 
@@ -86,6 +86,7 @@ def bench_run(
     from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
     from mtp_bench.profile.costs import StepTimer
     from mtp_bench.profile.environment import environment, model_facts, timestamp
+    from mtp_bench.profile.other_work import Meanwhile
     from mtp_bench.progress import progress, running_totals, warn
     from mtp_bench.topology import StaticTree
 
@@ -97,6 +98,7 @@ def bench_run(
         cost = None
     everyone: dict[str, tuple[Any, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
     timer = StepTimer(base, everyone | {name: (heads, tree) for name, tree in trees.items()}, context, seed=seed)
+    meanwhile = Meanwhile()
     arms = 1 + hf + len(trees)
     with progress("bench", arms * len(answers) * repeats, "answers") as advance:
         contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
@@ -109,7 +111,8 @@ def bench_run(
     _account(document, base, contenders, answers, context)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
-        "model": model_facts(base), "environment": environment(base.device), "compile_s": compile_seconds(),
+        "model": model_facts(base), "environment": environment(base.device), "other_work": meanwhile.other_work(),
+        "compile_s": compile_seconds(),
     }  # fmt: skip
     write_bench_csv(run.bench_csv, rows, trees, predictor)
     write_json(run.bench_json, document)
@@ -172,7 +175,7 @@ def print_bench(document: dict[str, Any]) -> None:
         typer.echo(
             f"plain decoding was {100 * abs(promised):.0f}% {change} than the run's costs say: the machine has changed"
         )
-    print_compile_time(document)
+    print_conditions(document)
 
 
 def _prediction(arm: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ def compare(
     from mtp_bench.profile.compare import check_comparable, compare_document
     from mtp_bench.profile.costs import StepTimer
     from mtp_bench.profile.environment import environment, model_facts, timestamp
+    from mtp_bench.profile.other_work import Meanwhile
     from mtp_bench.profile.run import load_answers
     from mtp_bench.progress import progress, running_totals
     from mtp_bench.report.compare import write_comparison
@@ -66,6 +67,7 @@ def compare(
     entries: dict[str, tuple[AnyHeads | None, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
     entries |= {name: (one.heads, one.topology) for name, one in contenders.items()}
     timer = StepTimer(base, entries, context, seed=seed)
+    meanwhile = Meanwhile()
     arms = 1 + hf + static + lookup + len(contenders)
     with progress("compare", arms * len(answers) * repeats, "answers") as advance:
         rows = run_bench(
@@ -77,7 +79,8 @@ def compare(
     _account(document, base, entries, context)
     document |= {
         "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],
-        "model": model_facts(base), "environment": environment(base.device), "compile_s": compile_seconds(),
+        "model": model_facts(base), "environment": environment(base.device), "other_work": meanwhile.other_work(),
+        "compile_s": compile_seconds(),
     }  # fmt: skip
     write_json(out / "compare.json", document)
     write_comparison(document, out)
@@ -131,7 +134,7 @@ def print_comparison(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mtp_bench.cli.decoding import print_compile_time
+    from mtp_bench.cli.decoding import print_conditions
 
     columns = (
         "",
@@ -165,7 +168,7 @@ def print_comparison(document: dict[str, Any]) -> None:
     Console(width=150, highlight=False).print(table)
     typer.echo(document["verdict"])
     typer.echo(f"this device copies {document['limits']['copy_bytes_per_s'] / 1e9:.1f} GB/s")
-    print_compile_time(document)
+    print_conditions(document)
     broken = [one["name"] for one in document["methods"] if not one["lossless"]]
     if broken:
         typer.echo(f"NOT LOSSLESS beyond near-ties: {', '.join(broken)}")

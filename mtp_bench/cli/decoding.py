@@ -65,10 +65,19 @@ def choose_prompts(trace: Any, limit: int) -> list[int]:
     return sorted(chosen)
 
 
-def print_compile_time(document: dict[str, Any]) -> None:
-    """What the engine took to get ready, where it took anything."""
+def print_conditions(document: dict[str, Any]) -> None:
+    """What the engine took to get ready, where it took anything, and who else used the machine."""
     if document["compile_s"]:
         typer.echo(f"compiling took {document['compile_s']:.1f} s, in none of these figures")
+    if document["other_work"]:
+        typer.echo(f"meanwhile {other_work_in_words(document['other_work'])}")
+
+
+def other_work_in_words(other_work: dict[str, float]) -> str:
+    """See ``Meanwhile.other_work``."""
+    text = f"other programs used {100 * other_work['programs']:.0f}% of the processors' time"
+    stolen = f"{100 * other_work['stolen']:.0f}%"
+    return text if stolen == "0%" else f"{text}, and the host gave {stolen} of it to other guests"
 
 
 def short_dtype(dtype: str) -> str:

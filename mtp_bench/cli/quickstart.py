@@ -104,6 +104,8 @@ def _others(found: Optimization) -> dict[str, Any]:
 
 
 def _card(run: RunFolder, found: Optimization, measured: dict[str, Any], seconds: float) -> None:
+    from mtp_bench.cli.decoding import other_work_in_words
+
     engine = measured["baseline"]["engine"]
     winner = next((tree for tree in measured["trees"] if tree["tree"] == "winner"), None)
     lines = ["", "-" * 78]
@@ -124,8 +126,9 @@ def _card(run: RunFolder, found: Optimization, measured: dict[str, Any], seconds
             f"({100 * winner['prediction_error']:+.1f}% off the measurement); "
             f"{winner['divergences']} of {winner['runs']} outputs differ from plain greedy decoding"
             + (f", {winner['divergences_at_near_ties']} at a near-tie." if winner["divergences"] else "."),
-            f"Load average {measured['environment']['load_1min']}: other work on this machine blurs these figures.",
         ]
+        if measured["other_work"]:
+            lines.append(f"Meanwhile {other_work_in_words(measured['other_work'])}: that blurs these figures.")
     lines += [
         f"Files: {run.path}/ (report.html, plots/, *.csv, topology.json)",
         "Next, with your own model and heads:",

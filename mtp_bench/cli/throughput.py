@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 # Prompts per queue, as a multiple of the largest batch: few enough for pairs, enough that slots are mostly busy.
 QUEUE = 2
+# Steps timed beside each request that ends: few, since many requests end in a queue, and they are spread over it.
+TIMED = 2
 
 
 def throughput_run(
@@ -26,6 +28,7 @@ def throughput_run(
     from mtp_bench.profile.accounting import measure_limits, step_work
     from mtp_bench.profile.costs import StepTimer
     from mtp_bench.profile.environment import environment, model_facts, timestamp
+    from mtp_bench.profile.other_work import Meanwhile
     from mtp_bench.profile.throughput import throughput_document
     from mtp_bench.progress import progress, running_totals
     from mtp_bench.report.throughput import write_throughput
@@ -41,19 +44,23 @@ def throughput_run(
     }
     block = QUEUE * max(batches)
     longest = {batch: _longest_context(answers, batch, block) for batch in batches}
-    timers = {batch: StepTimer(base, everyone, longest[batch], batch=batch, seed=seed) for batch in batches}
+    timers = {
+        batch: StepTimer(base, everyone, longest[batch], batch=batch, in_a_row=TIMED, seed=seed) for batch in batches
+    }
+    meanwhile = Meanwhile()
     planned = len(everyone) * len(batches) * len(answers) * repeats
     with progress("decoding in batches", planned, "answers") as advance:
         rows = run_throughput(
             base, contenders, answers, batches, block=block, repeats=repeats, seed=seed,
-            between=lambda arm, batch: timers[batch].round(arm, arm), on_progress=running_totals(advance),
+            beside=lambda arm, batch: timers[batch].round(arm), on_progress=running_totals(advance),
         )  # fmt: skip
     costs = {batch: timer.costs() for batch, timer in timers.items()}
     document = throughput_document(rows, trees, trace, costs, work, limits, block=block, seed=seed)
     document |= {
         "created": timestamp(), "prompts": len(answers), "context": context, "longest_context": longest,
         "model": model_facts(base),
-        "environment": environment(base.device), "compile_s": compile_seconds(),
+        "environment": environment(base.device), "other_work": meanwhile.other_work(),
+        "compile_s": compile_seconds(),
     }  # fmt: skip
     write_json(run.throughput, document)
     write_throughput(document, run.path)
@@ -79,7 +86,7 @@ def print_throughput(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mtp_bench.cli.decoding import print_compile_time
+    from mtp_bench.cli.decoding import print_conditions
 
     table = Table(
         "batch", "tree", "N", "tokens_per_step", "pass ms", "tokens/s", "predicted", "speedup", "GB/s", "floor"
@@ -104,6 +111,6 @@ def print_throughput(document: dict[str, Any]) -> None:
         f"{document['prompts']} prompts in queues of {document['block']}; tokens/s of all requests together, prefill "
         "apart; floor: the least time for the step's bytes and operations, as a share of the time it took"
     )
-    print_compile_time(document)
+    print_conditions(document)
     best = max(document["points"], key=lambda one: one["tokens_per_s"])
     typer.echo(f"highest throughput: {best['tokens_per_s']:.1f} tokens/s, {best['tree']} at batch {best['batch']}")

@@ -30,17 +30,17 @@ def list_trees(json_output: JsonFlag = False) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
-    table.add_column("name", no_wrap=True, overflow="fold")
-    for title in ("num_nodes", "depth", "nodes per depth", "leaves", "expected tokens_per_step", "source"):
-        table.add_column(title, overflow="fold")
+    table = Table("name", "N", "depth", "nodes per depth", "tokens_per_step", "source")
     for name, document in documents.items():
-        facts = _facts(document)
+        tree = document.tree
         expected = document.expected.get("acceptance_length_incl_bonus")
-        widths = ",".join(map(str, facts["level_widths"]))
-        cells = [str(facts["num_nodes"]), str(facts["depth"]), widths, str(facts["leaves"])]
-        table.add_row(name, *cells, f"{expected:.4f}" if expected else "", document.source.get("project", ""))
-    Console().print(table)
+        table.add_row(
+            name, str(tree.num_nodes), str(tree.depth), ",".join(map(str, tree.level_widths)),
+            f"{expected:.4f}" if expected else "", document.source.get("project", ""),
+        )  # fmt: skip
+    # Of a fixed width, like all tables here: in a narrow terminal long lines wrap, where narrow columns would crumble.
+    Console(width=110, highlight=False).print(table)
+    typer.echo("tokens_per_step: expected by the rates that the tree was made from, where it was made from rates")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -54,13 +55,14 @@ def run_throughput(
     block: int,
     repeats: int = 1,
     seed: int = 0,
-    between: Callable[[str, int], None] | None = None,
+    beside: Callable[[str, int], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[ThroughputRow]:
     """Decode every block of ``block`` answers at every batch size with every contender and the N = 0 baseline.
 
     Args:
-        between: called with the arm and the batch size whenever it has emptied a block's queue.
+        beside: called with the arm and the batch size whenever one of its requests has ended; the time that it takes
+            is not the arm's.
     """
     everyone = {ENGINE_BASELINE: Contender(StaticTree(()), None), **contenders}
     arms = [(name, batch) for batch in batches for name in everyone]
@@ -75,9 +77,8 @@ def run_throughput(
         for index, part in enumerate(blocks):
             outcome = {}
             for place in order.permutation(len(arms)):
-                outcome[arms[place]] = _decode(decoders[arms[place]], part)
-                if between is not None:
-                    between(*arms[place])
+                pause = partial(beside, *arms[place]) if beside is not None else None
+                outcome[arms[place]] = _decode(decoders[arms[place]], part, pause=pause)
                 done += len(part)
                 if on_progress is not None:
                     on_progress(done, planned)
@@ -115,11 +116,23 @@ def _decoders(
     return decoders
 
 
-def _decode(decoder: Decoder, answers: Sequence[Answer], new_tokens: int | None = None) -> _Outcome:
+def _decode(
+    decoder: Decoder,
+    answers: Sequence[Answer],
+    new_tokens: int | None = None,
+    *,
+    pause: Callable[[], None] | None = None,
+) -> _Outcome:
     requests = [Request(one.id, one.prompt, min(len(one.tokens), new_tokens or len(one.tokens))) for one in answers]
-    passes, prefill_s, start = decoder.passes, decoder.prefill_s, time.perf_counter()
-    done = list(decoder.run(requests))
-    spent = time.perf_counter() - start
+    passes, prefill_s, start, paused_s = decoder.passes, decoder.prefill_s, time.perf_counter(), 0.0
+    done = []
+    for one in decoder.run(requests):
+        done.append(one)
+        if pause is not None:
+            pausing = time.perf_counter()
+            pause()
+            paused_s += time.perf_counter() - pausing
+    spent = time.perf_counter() - start - paused_s
     prefill_s = decoder.prefill_s - prefill_s
     return _Outcome(
         {one.request.key: one.tokens for one in done},

@@ -119,16 +119,18 @@ class StepTimer:
         context: int,
         *,
         batch: int = 1,
+        in_a_row: int = STEPS_IN_A_ROW,
         seed: int = 0,
     ) -> None:
         """Args:
         contenders: heads and topology by name; without nodes nothing is drafted.
         context: cached tokens.
+        in_a_row: steps that a round counts of each contender.
 
         Raises:
             InputError: a step ran out of memory or gave numbers that are not finite.
         """
-        self._device, self._order = base.device, np.random.default_rng(seed)
+        self._device, self._in_a_row, self._order = base.device, in_a_row, np.random.default_rng(seed)
         cache = filled_cache(base, batch, context + max(tree.rows for _, tree in contenders.values()), seed)
         self._verify, self._draft = {}, {}
         for name, (heads, tree) in contenders.items():
@@ -150,7 +152,7 @@ class StepTimer:
         names = names or tuple(self._verify)
         for index in self._order.permutation(len(names)):
             parts = [cells[names[index]] for cells in (self._verify, self._draft) if names[index] in cells]
-            for step in range(1 + STEPS_IN_A_ROW):
+            for step in range(1 + self._in_a_row):
                 for cell in parts:
                     spent_ms = _time_ms(cell, self._device)
                     if step:

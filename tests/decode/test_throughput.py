@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
 import torch
@@ -45,6 +46,22 @@ def test_passes_are_foretold_exactly(kind: str) -> None:
         assert row.tokens == sum(len(answer.tokens) - 1 for answer in answers[BLOCK * row.block :][:BLOCK])
         fewer += row.arm != ENGINE_BASELINE and row.steps < row.tokens
     assert fewer, "a test where nothing is accepted shows nothing"
+
+
+def test_what_is_done_beside_the_decoding_is_not_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, beside = [0.0], Counter[tuple[str, int]]()
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def work(arm: str, batch: int) -> None:
+        beside[arm, batch] += 1
+        now[0] += 1000.0
+
+    base = tiny_base()
+    answers = answers_of(decode(base, None, NO_TREE, PROMPTS))
+    contenders = {"chain": Contender(SHAPES["chain"], random_heads(base))}
+    rows = run_throughput(base, contenders, answers, BATCHES, block=BLOCK, beside=work)
+    assert {row.decode_s for row in rows} == {0.0}
+    assert beside == {(arm, batch): len(PROMPTS) for arm in (ENGINE_BASELINE, "chain") for batch in BATCHES}
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,8 @@ def _kind(entries: Mapping[str, Entry], config: Mapping[str, Any], where: str) -
 
 def _check_grounded(plan: HydraPlan, where: str) -> None:
     linear = plan.entries.get(f"{plan.block(0, 0)}.linear.weight")
-    if linear is not None and len(linear.shape) == 2 and linear.shape[0] == linear.shape[1]:
+    square = linear is not None and len(linear.shape) == 2 and linear.shape[0] == linear.shape[1]
+    if square and not any(".res_connection." in name for name in plan.entries):
         raise InputError(
             "ungrounded Hydra heads, which do not see the tokens before their own, are not supported",
             where=where,

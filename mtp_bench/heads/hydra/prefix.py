@@ -73,7 +73,8 @@ class PrefixLayer(nn.Module):
 
     def causal(self, hidden: Tensor) -> Tensor:
         """A whole text's hidden states [B, L, H] -> [B, L, H], without a cache."""
-        return self(hidden, self.rotary(hidden.shape[1]), _causal_attention)
+        output: Tensor = self(hidden, self.rotary(hidden.shape[1]), _causal_attention)
+        return output
 
     def rotary(self, length: int) -> Rotary:
         """Cosines and sines [length, d] of the positions 0 .. length - 1."""

@@ -39,15 +39,15 @@ def alone(base: BaseModel, heads: AnyHeads, request: Request) -> Generation:
 
 
 @pytest.mark.parametrize("batch", [2, 3, 8])
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "prefix-mlp"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "hydra"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral-window", "gemma3"])
 def test_every_request_decodes_as_alone(architecture: str, kind: str, batch: int, tmp_path: Path) -> None:
-    if kind == "prefix-mlp" and architecture == "gemma3":
-        pytest.skip("a prefix layer is a LLaMA's")
     base = tiny_base(architecture)
-    heads: AnyHeads = random_heads(base) if kind == "medusa" else random_hydra(base, tmp_path)
-    if kind.startswith("eagle"):
-        heads = random_eagle(base, kind)
+    heads: AnyHeads
+    if kind == "hydra":  # a prefix layer is a LLaMA's
+        heads = random_hydra(base, tmp_path, "mlp" if architecture == "gemma3" else "prefix-mlp")
+    else:
+        heads = random_heads(base) if kind == "medusa" else random_eagle(base, kind)
     expected = [alone(base, heads, request) for request in REQUESTS]
     decoder = Decoder(base, heads, NO_TREE, others=TREES, batch=batch, max_length=MAX_LENGTH)
     together = in_order(list(decoder.run(REQUESTS)))

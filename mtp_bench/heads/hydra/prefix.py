@@ -1,4 +1,4 @@
-"""Hydra++'s prefix layer: one more LLaMA layer behind the base model's (Ankner et al. 2024, section 4).
+"""Hydra++'s prefix layer: one more LLaMA layer behind the base model's (Ankner et al. 2024).
 
 At position t it reads the base model's hidden states at 0 .. t (after the final norm, no embeddings beside them), and
 its output, normed, is what the heads read in place of the hidden state at t. Sizes, RoPE and norms are the base's.

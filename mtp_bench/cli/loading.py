@@ -84,6 +84,7 @@ def load_heads(
         num_layers=base.num_layers,
         aliases=(hub, base.source) if hub else (base.source,),
         weights_hash=base.sha256,
+        config=base.config.to_dict(),
     )
     loaded = load.load_heads(
         path, base=facts, dtype=base.dtype, device=base.device, aux_layers=parse_layers(aux_layers)

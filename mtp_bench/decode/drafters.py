@@ -50,7 +50,7 @@ def drafter_for(
                 fix="use a static tree, or an EAGLE draft",
             )
         if isinstance(heads, HydraHeads):
-            return HydraDrafter(heads, topology, cache.data.device)
+            return HydraDrafter(heads, topology, cache.batch, cache.length, cache.data.device)
         return MedusaDrafter(heads, topology, cache.data.device, engine)
     if topology.max_rank >= heads.draft_vocab_size:
         raise InputError(

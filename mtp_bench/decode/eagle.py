@@ -15,16 +15,14 @@ import torch
 from mtp_bench.decode.cache import TreeCache, bucket
 from mtp_bench.decode.draft import Drafted, Settled, Which, last_settled
 from mtp_bench.decode.dynamic import expand, select
+from mtp_bench.decode.layer import cached_attention, layer_cache, sequences, settled_rows
 from mtp_bench.decode.levels import levels_of
 from mtp_bench.decode.masks import row_mask
-from mtp_bench.heads.eagle.draft import Attend, EagleDraft
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.ranking import ordered_topk
-from mtp_bench.models import attention
 from mtp_bench.models.compiled import compiled
 from mtp_bench.models.engines import Engine
 from mtp_bench.topology import DynamicTree, StaticTree
-
-_NO_MODULE = torch.nn.Identity()  # stands for the module that transformers hands to an attention function
 
 
 class EagleDrafter(ABC):
@@ -47,21 +45,17 @@ class EagleDrafter(ABC):
         if engine == "compiled":
             self._forward = compiled(draft, "forward")
             self._logits = compiled(draft, "logits")
-        self.cache = TreeCache.zeros((1, 2, batch, config.num_kv_heads, length, config.head_dim), weight)
+        self.cache = layer_cache(config, batch, length, weight)
         self._places = torch.arange(expanded, device=weight.device)
         self._rotary = draft.rotary(length)
 
     def draft(self, which: Which, settled: Settled) -> Drafted:
         """See ``Drafter``. Settled slots come first, drafted ones behind them, which the next call overwrites."""
-        whole = isinstance(which, slice)
-        cache = self.cache if whole else TreeCache(self.cache.data[:, :, which])
-        output = self._settle(cache, settled)
-        width = settled.tokens.shape[1]
-        visible = bucket(settled.longest + width + len(self._places), cache.length)
-        drafted = self._drafted(_Behind(self, cache, settled.starts + settled.counts, visible), output)
-        if not whole:
-            self.cache.data[:, :, which] = cache.data
-        return drafted
+        with sequences(self.cache, which) as cache:
+            output = self._settle(cache, settled)
+            width = settled.tokens.shape[1]
+            visible = bucket(settled.longest + width + len(self._places), cache.length)
+            return self._drafted(_Behind(self, cache, settled.starts + settled.counts, visible), output)
 
     @abstractmethod
     def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
@@ -69,11 +63,7 @@ class EagleDrafter(ABC):
 
     def _settle(self, cache: TreeCache, settled: Settled) -> torch.Tensor:
         """Read the settled tokens; outputs [b, 1, H] of the last one of each sequence."""
-        width = settled.tokens.shape[1]
-        places = torch.arange(width, device=settled.tokens.device)
-        slots = settled.starts[:, None] + places
-        causal = torch.ones(width, width, dtype=torch.bool, device=slots.device).tril()
-        mask = row_mask(slots, settled.starts, causal, bucket(settled.longest + width, cache.length))
+        slots, mask = settled_rows(cache, settled)
         hidden = self._draft.fuse(settled.features)
         output = self.run(cache, settled.tokens, hidden, slots, slots, mask)
         return last_settled(output, settled.counts)[:, None]
@@ -89,8 +79,8 @@ class EagleDrafter(ABC):
     ) -> torch.Tensor:
         """Run the layer over int64 [b, R] tokens, writing to ``slots``; [b, R, H]."""
         cosine, sine = self._rotary
-        cache.aim(slots, mask.shape[-1])
-        return self._forward(tokens, hidden, (cosine[positions], sine[positions]), cached_attention(cache, mask))
+        attend = cached_attention(cache, slots, mask)
+        return self._forward(tokens, hidden, (cosine[positions], sine[positions]), attend)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,17 +108,6 @@ class _Behind:
         mask = row_mask(every_slot, self.lengths, sees, self.visible)
         positions = (self.lengths + level - 1)[:, None].expand_as(slots)
         return self.drafter.run(self.cache, tokens, hidden, slots, positions, mask)
-
-
-def cached_attention(cache: TreeCache, mask: torch.Tensor) -> Attend:
-    """Attention over a one-layer cache, the new rows written to it first."""
-
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = cache.update(key, value, 0)
-        output, _ = attention.grouped_sdpa(_NO_MODULE, query, keys, values, mask)
-        return output
-
-    return attend
 
 
 class StaticEagleDrafter(EagleDrafter):

@@ -46,6 +46,7 @@ class BaseFacts:
     """What heads must know of the base model that they are loaded for.
 
     `lm_head_weight` and `embedding_weight` give the base model's matrices [V, H]; called only by heads that share them.
+    `config` is the base model's, for heads with a layer made after its layers.
     `aliases` are further names of the same model (hub id, folder); `weights_hash` is compared where heads recorded one.
     """
 
@@ -57,6 +58,7 @@ class BaseFacts:
     num_layers: int | None = None
     aliases: tuple[str, ...] = ()
     weights_hash: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

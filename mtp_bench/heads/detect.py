@@ -61,7 +61,9 @@ def detect(path: Path) -> Detection:
     if weights is None:
         return Detection(path, "base_model" if _is_model_config(config) else "unknown", None, None, config)
     layout = layout_of(weights.file_of)
-    return Detection(path, _kind(weights.file_of, layout), layout, weights, config)
+    # Not all kinds of Hydra heads can be told by their tensors.
+    kind = "hydra_heads" if "hydra_head_arch" in config else _kind(weights.file_of, layout)
+    return Detection(path, kind, layout, weights, config)
 
 
 def require_base_model(path: Path) -> Detection:

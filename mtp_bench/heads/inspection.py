@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from mtp_bench.errors import InputError
 from mtp_bench.heads.base import HeadsInfo
 from mtp_bench.heads.detect import KIND_NAMES, Detection, Kind, detect, gguf_file
 from mtp_bench.heads.eagle.checkpoint import eagle_info, eagle_plan
-from mtp_bench.heads.hydra.checkpoint import hydra_entries, hydra_info
+from mtp_bench.heads.hydra.checkpoint import hydra_info
+from mtp_bench.heads.hydra.layout import hydra_plan
 from mtp_bench.heads.medusa.checkpoint import heads_info, plan_of
 
 _GGUF_VERSIONS = (2, 3)
@@ -43,7 +45,7 @@ def inspect_path(path: Path) -> Inspection:
     if found.kind == "eagle_heads":
         heads = eagle_info(found, eagle_plan(found))
     if found.kind == "hydra_heads":
-        heads = hydra_info(found, hydra_entries(found))
+        heads = hydra_info(found, hydra_plan(found))
     model: dict[str, Any] = {}
     if found.kind == "gguf":
         model = _gguf_facts(path)
@@ -70,6 +72,7 @@ def _heads_lines(info: HeadsInfo) -> list[str]:
     vocabulary = "the base model's" if info.draft_vocab_size is None else f"{info.draft_vocab_size:,} tokens"
     facts = {
         "layout": info.layout,
+        **_hydra_facts(info.facts),
         "heads": info.num_heads,
         "layers per head": f"{info.num_layers}, {'with' if info.bias else 'without'} bias",
         "hidden size": f"{info.hidden_size:,}",
@@ -81,6 +84,19 @@ def _heads_lines(info: HeadsInfo) -> list[str]:
     }
     lines = [f"  {key}: {value}" for key, value in facts.items()]
     return lines + [f"  warning {warning}" for warning in info.warnings]
+
+
+def _hydra_facts(own: Mapping[str, Any]) -> dict[str, str]:
+    """What Hydra heads have beside what Medusa heads do."""
+    if "kind" not in own:
+        return {}
+    offset, prefix = own["hidden_state_offset"], own.get("prefix_layer")
+    before = f"{offset} layers before the last" if offset else "the last, after the final norm"
+    facts = {"kind": own["kind"], "reads the hidden state of": before}
+    if prefix is not None:
+        sizes = ", ".join(f"{part} {rows:,}" for part, rows in prefix.items())
+        facts["prefix layer"] = f"{sizes} wide; heads, RoPE and norms are the base model's"
+    return facts
 
 
 def _draft_lines(info: HeadsInfo) -> list[str]:

@@ -97,7 +97,8 @@ def _draft_passes(heads: AnyHeads, topology: Topology) -> list[tuple[int, int]]:
         passes = [(expanded, layer + heads.lm_rows.numel() + later) for expanded in _expanded(topology)]
         return [(1, fuse - later), *passes]
     assert isinstance(heads, HydraHeads)
-    return [(1, _numel(heads))]
+    passes = [(rows, heads.head_parameters(head)) for head, rows in enumerate(_expanded(topology))]
+    return passes if heads.prefix is None else [(1, _numel(heads.prefix)), *passes]
 
 
 def _numel(module: torch.nn.Module) -> int:

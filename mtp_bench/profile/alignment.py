@@ -44,7 +44,7 @@ def top1_by_shift(base: BaseModel, heads: AnyHeads, answers: Sequence[Answer]) -
     """Share of positions at which the first drafted token is the one ``shift`` places after the right one."""
     sample = [answer for answer in answers if len(answer.tokens) > 2][:SAMPLE]
     hits, count = dict.fromkeys(SHIFTS, 0), 0
-    aux_layers = heads.aux_layers if isinstance(heads, EagleDraft) else ()
+    aux_layers = heads.aux_layers if isinstance(heads, EagleDraft | HydraHeads) else ()
     for index, named in _drafted(base, heads, sample, aux_layers):
         text = torch.tensor(sample[index].tokens, device=base.device)
         # Row t is a step whose root is token t; the first drafted token should be token t + 1.
@@ -118,7 +118,7 @@ def _drafted(
             *_, output = unroll(heads, forced.following, forced.features.roll(-offset, dims=1), depth)
             named = [heads.target_ids(heads.logits(row).argmax(-1)) for row in output]
         elif isinstance(heads, HydraHeads):
-            named = list(heads.logits(heads.ground(forced.hidden, forced.following), 0).argmax(-1))
+            named = list(heads.logits(heads.ground(heads.states(forced.features), forced.following), 0).argmax(-1))
         else:
             named = [heads.propose(row, 1, 1)[:, 0, 0] for row in forced.hidden]
         for place, index in enumerate(forced.indices):

@@ -79,8 +79,10 @@ def _medusa_ranks(base: BaseModel, heads: MedusaHeads, answers: Sequence[Answer]
 
 def _hydra_ranks(base: BaseModel, heads: HydraHeads, answers: Sequence[Answer], top_k: int) -> Iterator[Recorded]:
     """Every head sees the true tokens before its own."""
-    for indices, states in root_states(base, answers):
-        for index, seen in zip(indices, states, strict=True):
+    for forced in forced_passes(base, answers, aux_layers=heads.aux_layers):
+        states = heads.states(forced.features)
+        for place, index in enumerate(forced.indices):
+            seen = states[place, root_rows(answers[index])]
             text = torch.tensor(answers[index].tokens, device=seen.device)
             ranks = torch.full((len(text), heads.num_heads), -1, dtype=torch.int16)
             for head in range(min(heads.num_heads, len(text) - 1)):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tiny_hydra import hydra_tensors, write_hydra
 from tiny_models import one_thread, random_eagle, random_heads, save_tiny_model, tiny_base
 from typer.testing import CliRunner
 
@@ -73,6 +74,25 @@ def test_an_eagle_run_has_everything_of_a_medusa_run(folder: Path) -> None:
     assert manifest["live_check"]["exact"]
     assert manifest["heads"]["method"] == "eagle3"
     assert manifest["heads"]["facts"]["depth"] == 3
+
+
+def test_hydra_heads_with_a_prefix_layer_are_profiled_and_benched(folder: Path) -> None:
+    base = tiny_base("llama")
+    heads = write_hydra(folder / "hydra", hydra_tensors(base, "prefix-mlp"), "prefix-mlp")
+    assert "kind: prefix-mlp" in run("inspect", str(heads))
+    run(
+        "profile", "--model", str(folder / "model"), "--heads", str(heads), "--dtype", "fp32",
+        "--prompts", str(folder / "prompts.jsonl"), "--out", str(folder / "runs" / "hydra"), *PROFILE,
+    )  # fmt: skip
+    manifest = json.loads((folder / "runs" / "hydra" / "run.json").read_text())
+    assert manifest["live_check"]["exact"]
+    assert manifest["heads"]["facts"]["kind"] == "prefix-mlp"
+    profile = ["--profile", str(folder / "runs" / "hydra")]
+    run("optimize-tree", *profile, "--budget", "15", "--trials", "0")
+    output = run("bench", *profile, "--limit", "3", "--repeats", "1", "--no-hf", "--json")
+    [tree] = json.loads(output.splitlines()[-1])["trees"]
+    assert tree["lossless"]
+    assert tree["steps"] == tree["replayed_steps"]
 
 
 def test_a_dynamic_winner_is_benched_evaluated_and_reported(folder: Path) -> None:

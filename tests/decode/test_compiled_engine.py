@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_decoding import NEW_TOKENS, NO_TREE, PROMPTS, decode
+from tiny_hydra import random_hydra
 from tiny_models import plain_greedy, prompt_of, random_eagle, random_heads, random_tree, tiny_base
 
 from mtp_bench.errors import InputError
@@ -65,6 +67,14 @@ def test_draft_layers() -> None:
     draft = random_eagle(base, "eagle3")
     assert_as_eager(base, draft, DynamicTree(3, 3, 8))
     assert set(draft.__dict__["_compiled"]) == {("forward",), ("logits",)}
+
+
+@needs_compiler
+def test_hydra_heads_run_eagerly_beside_a_compiled_model(tmp_path: Path) -> None:
+    base = compiled_base()
+    heads = random_hydra(base, tmp_path)
+    assert_as_eager(base, heads, random_tree(1, max_nodes=12), batch=2)
+    assert "_compiled" not in heads.__dict__
 
 
 @needs_compiler

@@ -8,11 +8,13 @@ CUDA captures it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tiny_decoding import NO_TREE
+from tiny_hydra import random_hydra
 from tiny_models import SHAPES, prompt_of, random_eagle, random_heads, random_tree, tiny_base
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
@@ -38,6 +40,7 @@ TREES: dict[str, tuple[str, Topology]] = {
     "eagle3": ("eagle3", random_tree(2, max_nodes=30)),
     "dynamic": ("eagle3", DynamicTree(3, 3, 9)),
     "narrow": ("eagle3", DynamicTree(4, 1, 4)),
+    "hydra": ("prefix-mlp", random_tree(2, max_nodes=30)),
 }
 
 
@@ -77,9 +80,11 @@ class Recorded(GraphStepper):
     recorder = Rerun
 
 
-def heads_of(base: BaseModel, kind: str) -> AnyHeads | None:
+def heads_of(base: BaseModel, kind: str, folder: Path) -> AnyHeads | None:
     if kind == "none":
         return None
+    if kind == "prefix-mlp":
+        return random_hydra(base, folder, kind)
     return random_heads(base) if kind == "medusa" else random_eagle(base, kind)
 
 
@@ -94,10 +99,10 @@ def decode(
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("name", TREES)
 @pytest.mark.parametrize("architecture", ["llama", "mistral-window"])
-def test_recorded_steps_are_eager_steps(architecture: str, name: str, batch: int) -> None:
+def test_recorded_steps_are_eager_steps(architecture: str, name: str, batch: int, tmp_path: Path) -> None:
     base = tiny_base(architecture)
     kind, tree = TREES[name]
-    heads = heads_of(base, kind)
+    heads = heads_of(base, kind, tmp_path)
     Rerun.made = 0
     recorded = decode(base, heads, tree, Recorded, batch)
     eager = decode(base, heads, tree, TreeStepper, batch)

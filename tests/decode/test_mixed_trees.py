@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tiny_decoding import NO_TREE
+from tiny_hydra import random_hydra
 from tiny_models import SHAPES, prompt_of, random_eagle, random_heads, random_tree, tiny_base
 
 from mtp_bench.decode.generate import Decoder, Generation, Request
@@ -36,11 +39,15 @@ def alone(base: BaseModel, heads: AnyHeads, request: Request) -> Generation:
 
 
 @pytest.mark.parametrize("batch", [2, 3, 8])
-@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3"])
+@pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "hydra"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral-window", "gemma3"])
-def test_every_request_decodes_as_alone(architecture: str, kind: str, batch: int) -> None:
+def test_every_request_decodes_as_alone(architecture: str, kind: str, batch: int, tmp_path: Path) -> None:
     base = tiny_base(architecture)
-    heads: AnyHeads = random_heads(base) if kind == "medusa" else random_eagle(base, kind)
+    heads: AnyHeads
+    if kind == "hydra":  # a prefix layer is a LLaMA's
+        heads = random_hydra(base, tmp_path, "mlp" if architecture == "gemma3" else "prefix-mlp")
+    else:
+        heads = random_heads(base) if kind == "medusa" else random_eagle(base, kind)
     expected = [alone(base, heads, request) for request in REQUESTS]
     decoder = Decoder(base, heads, NO_TREE, others=TREES, batch=batch, max_length=MAX_LENGTH)
     together = in_order(list(decoder.run(REQUESTS)))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from tiny_decoding import NO_TREE, decode
+from tiny_hydra import random_hydra
 from tiny_models import ARCHITECTURES, random_eagle, random_heads, random_tree, tiny_base
 from torch import nn
 
 from mtp_bench.decode.drafters import packed_heads
 from mtp_bench.errors import InputError
+from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models import load, packed
 from mtp_bench.models.base import BaseModel
@@ -62,12 +65,16 @@ def test_the_copy_shares_weights_and_leaves_the_model_alone(architecture: str, s
 
 
 @pytest.mark.parametrize("architecture", NAMES)
-@pytest.mark.parametrize("kind", ["none", "medusa", "eagle", "eagle3"])
-def test_text_and_steps_are_those_of_the_eager_engine(architecture: str, kind: str, small_too: None) -> None:
+@pytest.mark.parametrize("kind", ["none", "medusa", "eagle", "eagle3", "hydra"])
+def test_text_and_steps_are_those_of_the_eager_engine(
+    architecture: str, kind: str, small_too: None, tmp_path: Path
+) -> None:
     base = tiny_base(architecture)
     fast = replace(base, engine="packed")
     heads: AnyHeads | None = None
-    if kind != "none":
+    if kind == "hydra":  # a prefix layer is a LLaMA's
+        heads = random_hydra(base, tmp_path, "mlp" if architecture == "gemma3" else "prefix-mlp")
+    elif kind != "none":
         heads = random_heads(base, "map") if kind == "medusa" else random_eagle(base, kind)
     trees: list[Topology] = [NO_TREE] if heads is None else [random_tree(1), random_tree(2)]
     if kind == "eagle3":
@@ -77,6 +84,15 @@ def test_text_and_steps_are_those_of_the_eager_engine(architecture: str, kind: s
             plain, quick = (decode(one, heads, tree, batch=batch) for one in (base, fast))  # type: ignore[arg-type]
             assert [g.tokens for g in quick] == [g.tokens for g in plain]
             assert [g.accepted for g in quick] == [g.accepted for g in plain]
+
+
+def test_every_layer_of_hydra_heads_is_packed(small_too: None, tmp_path: Path) -> None:
+    heads = random_hydra(tiny_base(), tmp_path)
+    twin = packed_heads(heads)
+    assert isinstance(twin, HydraHeads)
+    packed_layers = [part for part in twin.modules() if isinstance(part, PackedLinear)]
+    assert len(packed_layers) == sum(isinstance(part, nn.Linear) for part in heads.modules()) == 4 * (2 + 1 + 1) + 7
+    assert twin._embedding is heads._embedding, "the borrowed embedding is not copied"
 
 
 def test_small_matrices_are_packed_in_bf16_only() -> None:

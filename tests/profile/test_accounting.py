@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from tiny_hydra import random_hydra
 from tiny_models import SHAPES, random_eagle, random_heads, tiny_base
 
 from mtp_bench.cost import DeviceLimits, StepWork
@@ -38,6 +41,23 @@ def test_drafts_are_added() -> None:
     draft = random_eagle(base, "eagle3")
     read = step_work(base, draft, DynamicTree(3, 2, 4), batch=1, context=0).weight_bytes - plain
     assert read == 4 * (matrices(draft.fc) + 3 * (matrices(draft.layer) + draft.lm_rows.numel()))
+
+
+def test_hydra_heads_are_added(tmp_path: Path) -> None:
+    base = tiny_base()
+    tree = SHAPES["full-3-2-1"]
+    plain = step_work(base, None, tree, batch=2, context=0)
+    heads = random_hydra(base, tmp_path)
+    assert heads.prefix is not None
+    with_heads = step_work(base, heads, tree, batch=2, context=0)
+    rows, hidden, vocab = [1, 3, 6], base.hidden_size, base.vocab_size  # nodes that each of three heads expands
+    # Wide linear and residual, a second block, the LM matrix; each with its bias.
+    each = [2 * (hidden * (head + 2) + 1) * hidden + (hidden + 1) * (hidden + vocab) for head in range(3)]
+    prefix = matrices(heads.prefix)
+    assert prefix == 2 * (32 + 16) * 32 + 3 * 48 * 32 + 3 * 32
+    assert with_heads.weight_bytes - plain.weight_bytes == 4 * (sum(each) + prefix)
+    read = sum(count * one for count, one in zip(rows, each, strict=True))
+    assert with_heads.flops - plain.flops == 2 * 2 * (read + prefix)
 
 
 def test_shares() -> None:

@@ -85,11 +85,30 @@ class EagleConfig:
         return self.target_hidden_size * max(1, len(self.aux_layers))
 
 
-class _RmsNorm(nn.RMSNorm):
+class RmsNorm(nn.RMSNorm):
     """In the input's dtype, so that the fused kernel serves it under autocast too."""
 
     def forward(self, x: Tensor) -> Tensor:
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+class RotaryTable:
+    """Cosines and sines of a layer's positions, kept for the next call."""
+
+    def __init__(self, config: EagleConfig) -> None:
+        self._config = config
+        self._known: Rotary | None = None
+
+    def __call__(self, length: int, like: Tensor) -> Rotary:
+        """[length, d] each of the positions 0 .. length - 1, in the dtype and on the device of ``like``."""
+        known, config = self._known, self._config
+        if known is None or len(known[0]) < length or (known[0].device, known[0].dtype) != (like.device, like.dtype):
+            # Kept beyond this call, so no inference tensors: training may follow.
+            with torch.inference_mode(False):
+                cosine, sine = rotary_table(config.rope, config.head_dim, config.max_positions, max(length, 512))
+                known = cosine.to(like.device, like.dtype), sine.to(like.device, like.dtype)
+            self._known = known
+        return known[0][:length], known[1][:length]
 
 
 class EagleParts(nn.Module):
@@ -100,15 +119,15 @@ class EagleParts(nn.Module):
         self.config = config
         h, f, eagle3 = config.hidden_size, config.feature_size, config.variant == "eagle3"
         self.fc = nn.Linear(f if eagle3 else h + f, h, bias=config.fc_bias)
-        self.layer = _Eagle3Layer(config) if eagle3 else _EagleLayer(config)
+        self.layer = _Eagle3Layer(config) if eagle3 else DecoderLayer(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, h) if config.own_embedding else None
-        self.embed_norm = _RmsNorm(h, config.rms_eps) if config.embed_norm else None
-        self.feature_norm = _RmsNorm(f, config.rms_eps) if config.feature_norm else None
-        self.norm = _RmsNorm(h, config.rms_eps) if config.final_norm else None
+        self.embed_norm = RmsNorm(h, config.rms_eps) if config.embed_norm else None
+        self.feature_norm = RmsNorm(f, config.rms_eps) if config.feature_norm else None
+        self.norm = RmsNorm(h, config.rms_eps) if config.final_norm else None
         rows = config.draft_vocab_size or config.vocab_size
         self.lm_head = nn.Linear(h, rows, bias=False) if config.own_lm_head else None
-        self.input_norm = _RmsNorm(f, config.rms_eps) if config.norm_before_fc else None
-        norms = [_RmsNorm(config.target_hidden_size, config.rms_eps) for _ in config.aux_layers]
+        self.input_norm = RmsNorm(f, config.rms_eps) if config.norm_before_fc else None
+        norms = [RmsNorm(config.target_hidden_size, config.rms_eps) for _ in config.aux_layers]
         self.fc_norm = nn.ModuleList(norms) if config.fc_norm else None
 
 
@@ -146,7 +165,7 @@ class EagleDraft(EagleParts):
         # The base model's, so neither parameters nor in the state dict.
         self.register_buffer("_base_embedding", None, persistent=False)
         self.register_buffer("_base_rows", None, persistent=False)
-        self._rotary: Rotary | None = None
+        self._rotary = RotaryTable(config)
         self.lm_product: LmProduct | None = None
         self.meta = meta if meta is not None else self._describe()
 
@@ -232,7 +251,7 @@ class EagleDraft(EagleParts):
         """
         embedded = self.embed(tokens)
         output: Tensor
-        if isinstance(self.layer, _EagleLayer):
+        if isinstance(self.layer, DecoderLayer):
             if self.embed_norm is not None:
                 embedded = self.embed_norm(embedded)
             if self.feature_norm is not None:
@@ -266,19 +285,7 @@ class EagleDraft(EagleParts):
 
     def rotary(self, length: int) -> Rotary:
         """Cosines and sines [length, d] of the positions 0 .. length - 1, kept for the next call."""
-        weight, known = self.fc.weight, self._rotary
-        if (
-            known is None
-            or len(known[0]) < length
-            or (known[0].device, known[0].dtype) != (weight.device, weight.dtype)
-        ):
-            config = self.config
-            # Kept beyond this call, so no inference tensors: training may follow.
-            with torch.inference_mode(False):
-                cosine, sine = rotary_table(config.rope, config.head_dim, config.max_positions, max(length, 512))
-                known = cosine.to(weight.device, weight.dtype), sine.to(weight.device, weight.dtype)
-            self._rotary = known
-        return known[0][:length], known[1][:length]
+        return self._rotary(length, self.fc.weight)
 
     @property
     def num_parameters(self) -> int:
@@ -310,16 +317,16 @@ class EagleDraft(EagleParts):
         )
 
 
-class _EagleLayer(nn.Module):
-    """EAGLE-1's decoder layer: its input, embedding and feature joined, is not normed (but by a few descendants)."""
+class DecoderLayer(nn.Module):
+    """LLaMA's decoder layer. EAGLE-1's does not norm its input, embedding and feature joined; few descendants do."""
 
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         h, eps = config.hidden_size, config.rms_eps
         self.self_attn = _Attention(config, h)
         self.mlp = _Mlp(h, config.intermediate_size)
-        self.input_layernorm = _RmsNorm(h, eps) if config.input_norm else None
-        self.post_attention_layernorm = _RmsNorm(h, eps)
+        self.input_layernorm = RmsNorm(h, eps) if config.input_norm else None
+        self.post_attention_layernorm = RmsNorm(h, eps)
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         normed = x if self.input_layernorm is None else self.input_layernorm(x)
@@ -336,9 +343,9 @@ class _Eagle3Layer(nn.Module):
         h, eps = config.hidden_size, config.rms_eps
         self.self_attn = _Attention(config, 2 * h)
         self.mlp = _Mlp(h, config.intermediate_size)
-        self.input_layernorm = _RmsNorm(h, eps)
-        self.hidden_norm = _RmsNorm(h, eps)
-        self.post_attention_layernorm = _RmsNorm(h, eps)
+        self.input_layernorm = RmsNorm(h, eps)
+        self.hidden_norm = RmsNorm(h, eps)
+        self.post_attention_layernorm = RmsNorm(h, eps)
         self._norm_before_residual = config.norm_before_residual
 
     def forward(self, embedded: Tensor, hidden: Tensor, rotary: Rotary, attend: Attend) -> Tensor:

@@ -174,8 +174,8 @@ def draft_cells(
     assert stepper.drafter is not None
     assert heads is not None
     generator = torch.Generator().manual_seed(seed)
-    width = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
-    features = torch.randn(batch, tree.depth + 1, width, generator=generator).to(base.device, base.dtype)
+    size = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
+    features = torch.randn(batch, tree.depth + 1, size, generator=generator).to(base.device, base.dtype)
     tokens = torch.randint(0, base.vocab_size, (batch, tree.depth + 1), generator=generator).to(base.device)
 
     def finite() -> bool:

@@ -200,19 +200,20 @@ class _Prices:
         complete = len(self.order) < REACH * self.max_nodes
         return np.concatenate([[0.0], every]) if complete else every
 
-    def slopes(self, trees: WideTrees) -> Iterator[Floats]:
-        """float64 [depth - 1] each: ms of one more expanded node by level, around the fastest tree's widths.
+    def slopes(self, trees: WideTrees) -> Floats:
+        """float64 [few, depth - 1]: ms of one more expanded node by level, around the fastest tree's widths.
 
-        Any would do. The first is the slope at these widths, the others those of the lines to the ends.
+        Any would do. These are the slopes at these widths, and of the lines from there to both ends.
         """
         _, nodes = trees.fastest(self.depth)
         last = len(self.wide) - 1
         at = np.ones(self.depth - 1, dtype=np.int64)
         if len(nodes):
             at = np.clip(expanded_along(self.growth, nodes)[-1, : self.depth - 1], 1, last)
-        for low, high in ((at - 1, at + 1), (np.ones_like(at), at), (at, np.full_like(at, last))):
-            low, high = np.clip(low, 1, last), np.clip(high, 1, last)
-            yield (self.wide[high] - self.wide[low]) / np.maximum(high - low, 1) / (self.depth - 1)
+        low = np.clip([at - 1, np.ones_like(at), at], 1, last)
+        high = np.clip([at + 1, at, np.full_like(at, last)], 1, last)
+        slopes = (self.wide[high] - self.wide[low]) / np.maximum(high - low, 1) / (self.depth - 1)
+        return np.unique(slopes, axis=0)
 
     def solve(self, prices: Floats) -> _Solved:
         """The most valuable trees at every node price, with ``prices`` float64 [depth - 1] per expanded node."""

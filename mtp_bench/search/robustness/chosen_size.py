@@ -18,6 +18,7 @@ from mtp_bench.search.values.estimators import Fit
 from mtp_bench.trace import RankTrace, resample_weights
 
 RESAMPLES = 500
+WIDE_RESAMPLES = 100  # where drafts cost by the widths of levels, a search takes ten times as long
 
 Ints = npt.NDArray[np.int64]
 
@@ -99,6 +100,8 @@ def chosen_sizes(
     """
     if trace.num_prompts < 2:
         return None
+    if cost is not None and cost.has_widths:
+        resamples = min(resamples, WIDE_RESAMPLES)
     steps_of = np.maximum(trace.prompt_lengths - 1, 0)
     draws = [w for w in resample_weights(trace.num_prompts, resamples=resamples, seed=seed) if w @ steps_of]
     points = [exact_search(found.weigh(weights), cost, **limits).best for weights in draws]

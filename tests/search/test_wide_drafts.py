@@ -1,5 +1,7 @@
 """The search where a level costs by how many of its nodes are expanded, against trying every tree."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from acceptance_cases import all_trees, cost_table, hidden_difficulty_trace
@@ -8,10 +10,16 @@ from hypothesis import strategies as st
 
 from mtp_bench.cost import CostPoint, CostTable
 from mtp_bench.search import MarginalSource, TrieSource, evaluate, exact_search, expected_tokens_per_step
+from mtp_bench.search.by_category.categories import split
+from mtp_bench.search.by_category.worst_category import worst_category
 from mtp_bench.search.exact.growth import grow_all
 from mtp_bench.search.exact.widths import expanded_along
+from mtp_bench.search.operating.pareto import pareto
+from mtp_bench.search.optimize import OptimizeOptions, optimize
+from mtp_bench.search.robustness.chosen_size import WIDE_RESAMPLES, chosen_sizes
 from mtp_bench.search.rules.constrained import constrained_search
 from mtp_bench.search.rules.constraints import Constraints
+from mtp_bench.search.values.estimators import fit
 from mtp_bench.topology import StaticTree, chain, name_of
 
 SMALL_TREES = [StaticTree.from_paths(paths) for paths in all_trees(ranks=3, depth=3, max_nodes=6)]
@@ -183,3 +191,50 @@ def test_trees_within_rules_pay_for_their_widths():
     assert found.best.step_ms == pytest.approx(cost.topology_ms(found.tree))
     assert not found.proven or found.best.tokens_per_s == pytest.approx(found.bound.tokens_per_s)
     assert found.method.endswith("real widths")
+
+
+def test_everything_that_optimizes_sees_the_widths():
+    """The chain is the fastest kind where width is dear, though the static trees by tokens are wide."""
+    trace = hidden_difficulty_trace(5, prompts=12, length=60)
+    dear = wide_costs(lambda w: 0.2 + 6.0 * (w - 1))
+    found = optimize(trace, dear, OptimizeOptions(budget=16, trials=20))
+    assert [one.kind for one in found.kinds][-1] in ("static", "chain")
+    for one in found.kinds:
+        assert one.evaluation.step_ms == pytest.approx(dear.topology_ms(one.topology))
+    for point, figures in found.curve:
+        assert point.step_ms == pytest.approx(figures.step_ms)
+    assert found.winner.step_ms == pytest.approx(found.exact.best.step_ms)
+    assert set(found.tree.expanded_widths) <= {1}
+    document = found.document()
+    assert document["exact"]["bound_tokens_per_s"] >= found.exact.best.tokens_per_s
+    assert document["exact"]["last_kept"] is document["exact"]["first_out"] is None
+    assert found.optuna.best.value <= document["exact"]["bound_tokens_per_s"]
+    tried = [trial for trial in found.optuna.trials if trial.depth > 1]
+    assert {trial.step_ms for trial in tried} != {dear.step_ms(t.num_nodes + 1, depth=t.depth) for t in tried}
+
+
+def test_worst_category_and_pareto_pay_for_widths():
+    trace = hidden_difficulty_trace(6, prompts=12, length=60)
+    trace = replace(trace, categories=tuple("ab"[i % 2] for i in range(12)))
+    cost = wide_costs(lambda w: 0.5 + w)
+    worst = worst_category(trace, cost, max_nodes=16)
+    least = min(
+        1e3 * expected_tokens_per_step(TrieSource.from_trace(part), worst.tree) / cost.topology_ms(worst.tree)
+        for part in split(trace).values()
+    )
+    assert worst.scores.min() == pytest.approx(least)
+    assert worst.scores.min() <= worst.bound * (1 + 1e-9)
+    for point in pareto(trace, cost, OptimizeOptions(budget=16, trials=0), [1]).points:
+        assert point.step_ms == pytest.approx(cost.topology_ms(point.tree))
+
+
+def test_resampled_sizes_where_not_every_size_has_a_tree_of_known_cost():
+    trace = hidden_difficulty_trace(7, prompts=8, length=40, top_k=2)
+    cost = wide_costs(lambda w: 0.1, widths=(1,))
+    found = fit("trie", trace, cost, max_nodes=40)
+    known = {point.num_nodes for point in found.exact.curve.best_by_size()}
+    assert len(known) < 1 + max(known) or max(known) < 40
+    sizes = chosen_sizes(found, trace, cost, resamples=20, max_nodes=40)
+    assert sizes.resamples == 20
+    assert ((sizes.loss >= 0) & (sizes.loss < 1)).all()
+    assert chosen_sizes(found, trace, cost, resamples=500, max_nodes=3).resamples == WIDE_RESAMPLES

@@ -110,7 +110,9 @@ def chosen_sizes(
     exact = found.exact
     by_size = exact.curve.best_by_size(exact.objective)
     score = np.array([p.tokens_per_step if p.tokens_per_s is None else p.tokens_per_s for p in by_size])
-    return ChosenSizes(exact.best.num_nodes, exact.band.sizes, sizes, depths, 1 - score[sizes] / score.max(), seed)
+    # A size without a point (its trees are wider than costs are known) is judged by the next smaller one.
+    place = np.searchsorted([p.num_nodes for p in by_size], sizes, side="right") - 1
+    return ChosenSizes(exact.best.num_nodes, exact.band.sizes, sizes, depths, 1 - score[place] / score.max(), seed)
 
 
 def _counts(values: Ints, name: str) -> list[dict[str, int]]:

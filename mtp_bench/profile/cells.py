@@ -97,7 +97,8 @@ def draft_places(heads: AnyHeads | None, max_rows: int) -> list[tuple[int, int]]
 
     Medusa heads run once whatever the tree, and one typical tree of each depth is drafted (width 0: any). An EAGLE
     layer runs over the expanded nodes of each level: 1, 2, 4, ... of them, up to the most that a level of a tree of
-    ``max_rows`` rows can expand, since each has a child. At depth 1 only the root is expanded.
+    ``max_rows`` rows can expand, since each has a child. At depth 1 only the root is expanded. One node per level (a
+    chain) is measured at every depth, more at three depths: a pass takes about as long wherever it stands.
     """
     if heads is None:
         return []
@@ -106,7 +107,8 @@ def draft_places(heads: AnyHeads | None, max_rows: int) -> list[tuple[int, int]]
         return [(depth, 0) for depth in depths]
     widest = max(1, min((max_rows - 1) // 2, heads.draft_vocab_size))
     widths = sorted({*(2**power for power in range(widest.bit_length())), widest})
-    return [(depth, width) for depth in depths for width in (widths if depth > 1 else [1])]
+    wide = {2, (2 + heads.max_depth) // 2, heads.max_depth} - {1}
+    return [(depth, width) for depth in depths for width in widths if width == 1 or depth in wide]
 
 
 def drafted_tree(depth: int, top_k: int, width: int = 0, heads: AnyHeads | None = None) -> StaticTree:

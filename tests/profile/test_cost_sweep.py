@@ -306,6 +306,16 @@ def test_no_level_is_measured_wider_than_the_vocabulary(any_spread_will_do: None
     assert max(p.rows for p in points if p.component == "draft") == base.vocab_size - 4
 
 
+def test_chains_are_measured_at_every_depth_and_wider_levels_at_three() -> None:
+    draft = random_eagle(tiny_base())
+    draft.max_depth = 9
+    places = draft_places(draft, 10)
+    assert [depth for depth, width in places if width == 1] == list(range(1, 10))
+    assert [place for place in places if place[1] > 1] == list(itertools.product((2, 5, 9), (2, 4)))
+    draft.max_depth = 1
+    assert draft_places(draft, 10) == [(1, 1)]
+
+
 def test_drafts_of_medusa_heads_have_no_width() -> None:
     assert draft_places(random_heads(tiny_base()), 64) == [(1, 0), (2, 0), (3, 0), (4, 0)]
     assert draft_places(None, 64) == []

@@ -83,8 +83,8 @@ class CategoryTrie:
         trees, curve = found.growth, found.curve
         if isinstance(trees, WideTrees):
             values = self.node_values(trees.growth)
-            points = zip(curve.num_nodes.tolist(), curve.depth.tolist(), strict=True)
-            return 1.0 + np.stack([values[:, trees.nodes(*point)].sum(axis=1) for point in points], axis=1)
+            places = zip(curve.num_nodes.tolist(), curve.depth.tolist(), strict=True)
+            return 1.0 + np.stack([values[:, trees.nodes(*place)].sum(axis=1) for place in places], axis=1)
         growth = trees
         assert isinstance(growth, Growth)  # searched without rules
         values = self.node_values(growth)

@@ -22,8 +22,8 @@ from mtp_bench.search.rules.constraints import Constraints
 from mtp_bench.search.values.estimators import fit
 from mtp_bench.topology import StaticTree, chain, name_of
 
-SMALL_TREES = [StaticTree.from_paths(paths) for paths in all_trees(ranks=3, depth=3, max_nodes=6)]
-BINARY_TREES = [StaticTree.from_paths(paths) for paths in all_trees(ranks=2, depth=4, max_nodes=8)]
+SMALL_TREES = [StaticTree.from_paths(paths) for paths in all_trees(ranks=3, depth=3, max_nodes=5)]
+BINARY_TREES = [StaticTree.from_paths(paths) for paths in all_trees(ranks=2, depth=4, max_nodes=7)]
 
 
 def wide_costs(level_ms, *, root_ms=1.0, verify=None, depth=5, widths=(1, 2, 3, 4, 8, 16, 32)):
@@ -68,44 +68,44 @@ def check(source, cost, trees, max_nodes):
     return loss
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_against_every_tree_of_three_ranks(seed):
     rng = np.random.default_rng(seed)
     rates = rng.dirichlet(np.ones(4), size=3)[:, :3]  # by rank, in no order
-    check(MarginalSource(rates), random_costs(rng, 7), SMALL_TREES, 6)
+    check(MarginalSource(rates), random_costs(rng, 7), SMALL_TREES, 5)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_against_every_deep_tree_on_a_trace(seed):
     rng = np.random.default_rng(seed)
     source = TrieSource.from_trace(hidden_difficulty_trace(seed, prompts=4, length=30, depth=4, top_k=2))
-    check(source, random_costs(rng, 9), BINARY_TREES, 8)
+    check(source, random_costs(rng, 9), BINARY_TREES, 7)
 
 
 def test_the_best_tree_is_found_nearly_always():
-    """Of 120 random cases; the trees by size and depth alone miss it in most of those where width matters."""
+    """Of 50 random cases; the trees by size and depth alone miss it in most of those where width matters."""
     losses, plain = [], []
-    for seed in range(120):
+    for seed in range(50):
         rng = np.random.default_rng(seed)
         source = MarginalSource(rng.dirichlet(np.ones(4), size=3)[:, :3])
         cost = random_costs(rng, 7)
-        losses.append(check(source, cost, SMALL_TREES, 6))
-        growth = grow_all(source, max_nodes=6, max_depth=3)
-        by_size = [growth.tree(n, d) for d in (1, 2, 3) for n in range(7)]
+        losses.append(check(source, cost, SMALL_TREES, 5))
+        growth = grow_all(source, max_nodes=5, max_depth=3)
+        by_size = [growth.tree(n, d) for d in (1, 2, 3) for n in range(6)]
         plain.append(1 - every_speed(source, cost, by_size).max() / every_speed(source, cost, SMALL_TREES).max())
     missed, missed_plain = np.array(losses) > 1e-9, np.array(plain) > 1e-9
-    assert missed.sum() <= 6
+    assert missed.sum() <= 2
     assert max(losses) < 0.01
     assert missed_plain.sum() > 3 * missed.sum()
 
 
 def test_a_chain_where_width_is_dear():
     """Two good ranks at every depth: without the price of width the tree is wide, with it a chain."""
-    source = MarginalSource(np.array([[0.6, 0.2, 0.1]] * 3))
+    source = MarginalSource(np.array([[0.5, 0.4, 0.05]] * 3))
     flat, dear = wide_costs(lambda w: 0.2), wide_costs(lambda w: 0.2 + 3.0 * (w - 1))
-    wide, narrow = (exact_search(source, cost, max_nodes=6) for cost in (flat, dear))
+    wide, narrow = (exact_search(source, cost, max_nodes=5) for cost in (flat, dear))
     assert max(wide.tree.expanded_widths) > 1
     assert set(narrow.tree.expanded_widths) == {1}
     for found, cost in ((wide, flat), (narrow, dear)):
@@ -115,7 +115,7 @@ def test_a_chain_where_width_is_dear():
     # A chain proper where siblings are never right.
     only = MarginalSource(np.array([[0.6, 0.01], [0.6, 0.01], [0.6, 0.01]]))
     dearest = wide_costs(lambda w: 0.2 + 3.0 * (w - 1), verify={1: 10.0, 7: 16.0})
-    assert exact_search(only, dearest, max_nodes=6).tree == chain(3)
+    assert exact_search(only, dearest, max_nodes=5).tree == chain(3)
 
 
 @pytest.mark.parametrize(

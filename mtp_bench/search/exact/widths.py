@@ -11,7 +11,8 @@ exactly, from the leaves up (``g(u) = value - price + max(0, sum of max(0, g(chi
 serve twice:
 
 * what they leave expanded is a good choice of nodes to expand. The best tree of each N that expands nothing else is
-  found by growth, and scored with its real widths; the best of all prices is the answer.
+  found by growth, and scored with its real widths; the best of all prices (and of levels limited to a few expanded
+  nodes) is the answer.
 * for *any* prices, the most valuable tree after prices plus the most that ``price * N - s * verify(N)`` and
   ``price * e_l - s * wide[d, e_l] / (d - 1)`` can be, each by itself, is at least what any tree has (Lagrangian
   relaxation). Where it is not above 0, no tree is faster than s. This is the bound reported beside the answer.
@@ -41,6 +42,7 @@ Bools = npt.NDArray[np.bool_]
 REACH = 4  # times the budget: how many nodes are offered
 NODE_PRICES = 40
 ROUNDS = 4
+CAPS = (1, 2, 3, 4, 6, 8, 12)  # most nodes expanded at every level, for the trees tried beside those of prices
 ENOUGH = 1e-4  # relative gain in speed below which another round is not worth it
 
 
@@ -125,11 +127,14 @@ def search_widths(growth: Growth, max_nodes: int, steps: StepCosts) -> tuple[Wid
     trees = WideTrees(growth, max_nodes, steps)
     plain = 1.0 / steps.verify[0]
     depths = range(1, len(growth.orders) + 1)
+    programmes = {depth: _Prices(growth, depth, max_nodes, steps) for depth in depths if depth > 1}
     for limit in depths:
         trees.offer(growth.order(limit))
+        if limit > 1:
+            for order in programmes[limit].capped():
+                trees.offer(order)
     bounds = dict.fromkeys(depths, np.inf)
     speed = max([plain, *(trees.fastest(depth)[0] for depth in depths)])
-    programmes = {depth: _Prices(growth, depth, max_nodes, steps) for depth in depths if depth > 1}
     for _ in range(ROUNDS):
         for depth, programme in programmes.items():
             for prices in programme.slopes(trees):
@@ -217,25 +222,47 @@ class _Prices:
 
     def solve(self, prices: Floats) -> _Solved:
         """The most valuable trees at every node price, with ``prices`` float64 [depth - 1] per expanded node."""
-        expanded: list[Bools] = []
+        gains, under, worth = self._gains(prices)
+        taken = np.ones((1, len(self.node_prices)), dtype=bool)
+        chosen: list[Bools] = []
+        for level, gain, below, price in zip(self.levels, gains, under, [*prices, np.inf], strict=True):
+            taken = (below > price) & (gain > 0) & taken[level.parent]
+            chosen.append(taken)
+        return _Solved(worth, chosen[:-1])
+
+    def capped(self) -> Iterator[Ints]:
+        """As :meth:`narrowed`, from the root down: at each level the few nodes are expanded below which most is to be
+        had, for every number of :data:`CAPS` and some node prices.
+
+        Prices alone miss trees in which the one node that a level must expand would not pay for itself.
+        """
+        _, under, worth = self._gains(np.zeros(self.depth - 1))
+        for cap in CAPS:
+            taken = np.ones((1, len(worth)), dtype=bool)
+            chosen: list[Bools] = []
+            for level, some in zip(self.levels[:-1], under, strict=False):
+                score = np.where(taken[level.parent], some, 0.0)
+                rank = np.argsort(np.argsort(-score, axis=0, kind="stable"), axis=0)
+                taken = (score > 0) & (rank < cap)
+                chosen.append(taken)
+            yield from self.narrowed(_Solved(worth, chosen), every=4)
+
+    def _gains(self, prices: Floats) -> tuple[list[Floats], list[Floats], Floats]:
+        """By level [n, node prices]: what nodes are worth after prices, and what lies below them; the whole tree's."""
         gains: list[Floats] = []
+        under: list[Floats] = []
         below = np.zeros((len(self.levels[-1].node), len(self.node_prices)))
         for level, price in zip(self.levels[::-1], [np.inf, *prices[::-1]], strict=True):
-            expanded.append(below > price)
+            under.append(below)
             gains.append(level.value[:, None] - self.node_prices + np.maximum(below - price, 0.0))
             above = self.levels[len(self.levels) - len(gains) - 1].node if len(gains) < len(self.levels) else [0]
             below = _sums(np.maximum(gains[-1], 0.0), level.parent, len(above))
-        taken = np.ones((1, len(self.node_prices)), dtype=bool)
-        chosen: list[Bools] = []
-        for level, gain, inner in zip(self.levels, gains[::-1], expanded[::-1], strict=True):
-            taken = inner & (gain > 0) & taken[level.parent]
-            chosen.append(taken)
-        return _Solved(below[0], chosen[:-1])
+        return gains[::-1], under[::-1], below[0]
 
-    def narrowed(self, solved: _Solved) -> Iterator[Ints]:
+    def narrowed(self, solved: _Solved, every: int = 1) -> Iterator[Ints]:
         """For each distinct choice of expanded nodes, all nodes that it makes available, best first."""
         seen: set[bytes] = set()
-        for price in range(len(self.node_prices)):
+        for price in range(0, len(self.node_prices), every):
             inner = np.zeros(len(self.growth.depth) + 1, dtype=bool)
             inner[-1] = True  # the root, which is the parent -1
             for level, expanded in zip(self.levels, solved.expanded, strict=False):

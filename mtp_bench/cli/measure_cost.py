@@ -77,7 +77,8 @@ def _print(points: Iterable[CostPoint]) -> None:
     from mtp_bench.cost import DRAFT, VERIFY
 
     for one in sorted(points, key=lambda one: (one.batch, one.context, one.component, one.depth, one.rows)):
-        size = f"draft depth {one.depth}" if one.component == DRAFT else f"dynamic {one.depth},{one.rows}"
+        width = f" x {one.rows}" if one.rows else ""
+        size = f"draft depth {one.depth}{width}" if one.component == DRAFT else f"dynamic {one.depth},{one.rows}"
         what = f"{one.rows:4d} rows" if one.component == VERIFY else size
         typer.echo(
             f"batch {one.batch:3d}  context {one.context:5d}  {what:14s}  {one.median_ms:9.3f} ms  "

@@ -34,7 +34,8 @@ class CostPoint:
             cache update), ``draft`` (a static tree of ``depth`` levels) or ``draft_dynamic`` (a dynamic one).
         device, dtype: as measured; empty when unknown.
         batch: sequences per pass.
-        rows: rows per sequence (nodes + 1) of a verify point; the tree's top_k for a dynamic draft; 0 for a draft.
+        rows: rows per sequence (nodes + 1) of a verify point; the tree's top_k for a dynamic draft; for a draft the
+            nodes expanded at each level after the root, 0 = the same price at every width.
         context: tokens in the cache.
         depth: deepest head run, for a draft point; 0 there = the same price at every depth.
         median_ms: median of the timings, in milliseconds.
@@ -67,6 +68,8 @@ class CostPoint:
     def place(self) -> str:
         """Where on the surface it lies, in words."""
         size = f"{self.rows} rows" if self.component == VERIFY else f"a draft to depth {self.depth}"
+        if self.component == DRAFT and self.rows:
+            size += f" with {self.rows} nodes expanded per level"
         if self.component == DYNAMIC_DRAFT:
             size += f" of a dynamic tree with top_k {self.rows}"
         return f"{size} at batch {self.batch}, context {self.context}"
@@ -115,7 +118,7 @@ def write_points(path: Path | str, points: Iterable[CostPoint]) -> None:
             f"{ms:.6f}" if math.isfinite(ms) else ""
             for ms in (point.median_ms, point.low_ms, point.high_ms, point.floor_ms)
         )
-        rows = "" if point.component == DRAFT else point.rows
+        rows = (point.rows or "") if point.component == DRAFT else point.rows
         depth = "" if point.component == VERIFY else point.depth
         writer.writerow(
             [point.component, point.device, point.dtype, point.batch, rows, point.context, depth, *times,
@@ -137,15 +140,17 @@ def _parse(row: Mapping[str, str], where: str) -> list[CostPoint]:
         known = f"component is one of verify, draft, draft_dynamic; status one of {', '.join(STATUSES)}"
         raise InputError(f"component '{component}', status '{status}'", where=where, fix=known)
     verify = component == VERIFY
+    rows = _whole(row, "rows", where, least=1, default=0 if component == DRAFT else None)
+    wide = component == DRAFT and rows > 0
     usable = status == "ok"
     point = CostPoint(
         component=component,
         device=row.get("device", ""),
         dtype=row.get("dtype", ""),
         batch=_whole(row, "batch", where, least=1, default=1),
-        rows=_whole(row, "rows", where, least=1, default=None) if component != DRAFT else 0,
+        rows=rows,
         context=_whole(row, "context", where, least=0, default=0),
-        depth=0 if verify else _whole(row, "depth", where, least=0, default=0),
+        depth=0 if verify else _whole(row, "depth", where, least=int(wide), default=None if wide else 0),
         median_ms=_time(row, "median_ms", where, required=usable),
         low_ms=_time(row, "low_ms", where),
         high_ms=_time(row, "high_ms", where),

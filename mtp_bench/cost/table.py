@@ -16,8 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mtp_bench.cost.points import DRAFT, DYNAMIC_DRAFT, VERIFY, CostPoint, read_points, write_points
+from mtp_bench.cost.widths import crop, draft_grid, drafts_ms
 from mtp_bench.errors import InputError
-from mtp_bench.topology import DynamicTree, Topology
+from mtp_bench.topology import DynamicTree, StaticTree, Topology
 
 Floats = npt.NDArray[np.float64]
 Curve = Callable[[int], Floats]  # context or batch -> values
@@ -32,8 +33,8 @@ class CostTable:
         source: the file they came from, for messages.
 
     Raises:
-        InputError: no usable verify point, several devices or dtypes (use :meth:`select`), or two different
-            costs for one point.
+        InputError: no usable verify point, several devices or dtypes (use :meth:`select`), two different costs for
+            one point, or drafts with and without widths.
     """
 
     points: tuple[CostPoint, ...]
@@ -53,6 +54,11 @@ class CostTable:
             if p.ok and seen.setdefault(key, p.median_ms) != p.median_ms:
                 place = f"batch {p.batch}, context {p.context}, rows {p.rows}, depth {p.depth}"
                 raise InputError(f"two costs for one {p.component} point ({place})", where=self.source)
+        if len({p.rows > 0 for p in self._draft}) > 1:
+            raise InputError(
+                "some drafts have rows (nodes expanded per level) and some have none", where=self.source,
+                fix="keep the drafts of one kind of heads",
+            )  # fmt: skip
 
     @classmethod
     def from_csv(cls, path: Path | str, *, device: str | None = None, dtype: str | None = None) -> CostTable:
@@ -102,6 +108,11 @@ class CostTable:
     def has_draft(self) -> bool:
         """Whether the draft was measured apart; otherwise verify points are whole steps."""
         return bool(self._draft)
+
+    @cached_property
+    def has_widths(self) -> bool:
+        """Whether a static tree's draft costs by the widths of its levels, not by its depth alone."""
+        return any(p.rows for p in self._draft)
 
     def rows_limit(self, *, batch: int = 1, context: int | None = None) -> int:
         """Largest row count with a known cost at this batch and context."""
@@ -166,23 +177,65 @@ class CostTable:
     def draft_curve(self, max_depth: int, *, batch: int = 1, context: int | None = None) -> Floats:
         """float64 [max_depth + 1]: ms of drafting depths 0..max_depth; 0 at depth 0, never falling.
 
-        Zero throughout when the draft was not measured apart.
+        Zero throughout when the draft was not measured apart. Where it costs by width: of the narrowest, a chain; what
+        a tree's draft takes is then known to :meth:`topology_ms` only.
 
         Raises:
             InputError: deeper than measured, or the batch was not measured.
         """
         if not self._draft or max_depth == 0:
             return np.zeros(max_depth + 1)
+        if self.has_widths:
+            return self.draft_widths(max_depth, batch=batch, context=context)[:, 0]
         around = self._batches_around(batch)
         if around is not None:
             return self._between_batches(around, batch, lambda b: self.draft_curve(max_depth, batch=b, context=context))
+        self._check_depth(max_depth, batch)
+        chosen = self._contexts_of(DRAFT, batch)[0] if context is None else context
+        return self._between_contexts(DRAFT, batch, chosen, lambda c: self._drafted(batch, c, max_depth))
+
+    def draft_widths(self, max_depth: int, *, batch: int = 1, context: int | None = None) -> Floats:
+        """float64 [max_depth + 1, W + 1]: ms of drafts whose levels are all 0..W wide, see ``cost.widths``.
+
+        Falls with neither; NaN where wider than was measured so deep. Only for a table that :attr:`has_widths`.
+        Read-only.
+
+        Raises:
+            InputError: as :meth:`draft_curve`.
+        """
+        self._check_depth(max_depth, batch)
+        chosen = self._contexts_of(DRAFT, batch)[0] if context is None and batch in self.batches else context
+        key = ("widths", batch, -1 if chosen is None else chosen)
+        if key not in self._curves:
+            self._curves[key] = _frozen(self._draft_grid(batch, chosen))
+        return self._curves[key][: max_depth + 1]
+
+    def _draft_grid(self, batch: int, context: int | None) -> Floats:
+        around = self._batches_around(batch)
+        if around is not None:
+            return self._between_batches(around, batch, lambda b: self._draft_grid(b, context))
+        chosen = self._contexts_of(DRAFT, batch)[0] if context is None else context
+        return self._between_contexts(
+            DRAFT, batch, chosen, lambda c: draft_grid(p for p in self._draft if (p.batch, p.context) == (batch, c))
+        )
+
+    def width_limit(self, depth: int, *, batch: int = 1, context: int | None = None) -> int | None:
+        """Most nodes that a level of a tree of this depth may expand for its draft cost to be known; None = any.
+
+        Raises:
+            InputError: as :meth:`draft_curve`.
+        """
+        if not self.has_widths or depth <= 1:
+            return None
+        known = np.isfinite(self.draft_widths(depth, batch=batch, context=context)[depth])
+        return int(np.flatnonzero(known)[-1])
+
+    def _check_depth(self, max_depth: int, batch: int) -> None:
         limit = self.depth_limit(batch=batch)
         if limit is not None and max_depth > limit:
             raise InputError(
                 f"draft cost of depth {max_depth} is not known", where=self.source, fix=f"measured to depth {limit}"
             )
-        chosen = self._contexts_of(DRAFT, batch)[0] if context is None else context
-        return self._between_contexts(DRAFT, batch, chosen, lambda c: self._drafted(batch, c, max_depth))
 
     def step_ms(
         self, rows: int, *, depth: int = 0, batch: int = 1, context: int | None = None, padded: bool = True
@@ -192,6 +245,8 @@ class CostTable:
         ``step_ms(1)`` is the baseline: plain decoding. Rows between two measured ones are interpolated linearly,
         contexts too; a context outside the measured ones takes the nearest (:meth:`notes` says so). ``context=None``
         is the smallest measured. Not ``padded``: an engine that never runs more rows than it needs, so no envelope.
+        Where drafts cost by width (:attr:`has_widths`) this is the least any tree so deep takes; see
+        :meth:`topology_ms`.
 
         Raises:
             InputError: more rows or depths than measured, fewer than one row, or a batch that was not measured.
@@ -209,8 +264,12 @@ class CostTable:
         """Milliseconds of one step with ``topology``, its draft included; see :meth:`step_ms`.
 
         Raises:
-            InputError: as :meth:`step_ms`; a dynamic tree whose draft was not measured at its depth and top_k.
+            InputError: as :meth:`step_ms`; a dynamic tree whose draft was not measured at its depth and top_k, or a
+                static one with a wider level than was measured at its depth.
         """
+        if isinstance(topology, StaticTree) and self.has_widths:
+            verify_ms = self.step_ms(topology.rows, batch=batch, context=context, padded=padded)
+            return verify_ms + self._static_ms(topology, batch, context)
         if not isinstance(topology, DynamicTree):
             return self.step_ms(topology.rows, depth=topology.depth, batch=batch, context=context, padded=padded)
         verify_ms = self.step_ms(topology.rows, batch=batch, context=context, padded=padded)
@@ -227,6 +286,18 @@ class CostTable:
             if p.batch == batch:
                 measured[p.rows] = max(measured.get(p.rows, 0), p.depth)
         return measured
+
+    def _static_ms(self, tree: StaticTree, batch: int, context: int | None) -> float:
+        widest, limit = max(tree.expanded_widths, default=0), self.width_limit(tree.depth, batch=batch, context=context)
+        if limit is not None and widest > limit:
+            raise InputError(
+                f"draft cost of {widest} nodes expanded at one level, at depth {tree.depth}, is not known",
+                where=self.source,
+                fix=f"measured to {limit}",
+            )
+        grid = self.draft_widths(tree.depth, batch=batch, context=context)
+        widths = np.array(tree.expanded_widths, dtype=np.int64)[None]
+        return float(drafts_ms(grid, np.array([tree.depth]), widths)[0])
 
     def _dynamic_ms(self, tree: DynamicTree, batch: int, context: int | None) -> float:
         """Linear between measured depths (0 ms at depth 0) and contexts."""
@@ -268,10 +339,9 @@ class CostTable:
     @staticmethod
     def _between_batches(around: tuple[int, int], batch: int, curve: Curve) -> Floats:
         """Linear between the two batch sizes, as far as both were measured."""
-        low, high = (curve(b) for b in around)
-        shared = min(len(low), len(high))
+        low, high = crop(*(curve(b) for b in around))
         weight = (batch - around[0]) / (around[1] - around[0])
-        return (1 - weight) * low[:shared] + weight * high[:shared]
+        return (1 - weight) * low + weight * high
 
     def _contexts_of(self, component: str, batch: int) -> list[int]:
         points = self._verify if component == VERIFY else self._draft
@@ -289,10 +359,9 @@ class CostTable:
         low = curve(below)
         if above == below:
             return low
-        high = curve(above)
-        shared = min(len(low), len(high))
+        low, high = crop(low, curve(above))
         weight = (context - below) / (above - below)
-        return (1 - weight) * low[:shared] + weight * high[:shared]
+        return (1 - weight) * low + weight * high
 
     def _interpolated(self, batch: int, context: int) -> Floats:
         """float64 [R]: cost of 1..R rows, linear between measured points."""

@@ -109,5 +109,4 @@ def _expanded(topology: Topology) -> list[int]:
     """Rows of each pass of a draft layer: the root's slot, then the nodes of each level but the last that expand."""
     if isinstance(topology, DynamicTree):
         return [1] + [topology.top_k] * (topology.depth - 1)
-    inner = topology.children_counts > 0
-    return [int(inner[topology.depths == depth].sum()) for depth in range(topology.depth)]
+    return [1, *topology.expanded_widths]

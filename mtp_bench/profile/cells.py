@@ -13,6 +13,7 @@ from mtp_bench.decode.draft import Settled
 from mtp_bench.decode.graph import stepper_type
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
 from mtp_bench.profile.environment import device_name
@@ -74,20 +75,56 @@ class CellMaker:
             self._verify[rows, context] = verify_cell(self._base, self._cache, tree, rows, context)
         return self._verify[rows, context]
 
-    def drafts(self, contexts: Sequence[int], dynamic_top_ks: Sequence[int] = ()) -> Iterator[Cell]:
-        """Drafts of every depth that the heads reach, of static trees and of dynamic ones with these top_k."""
+    def drafts(
+        self, contexts: Sequence[int], dynamic_top_ks: Sequence[int] = (), *, max_rows: int = 1
+    ) -> Iterator[Cell]:
+        """Drafts of every depth that the heads reach, of static trees and of dynamic ones with these top_k.
+
+        Args:
+            max_rows: of the trees that the costs are for; see :func:`draft_places`.
+        """
+        for depth, width in draft_places(self._heads, max_rows):
+            tree = drafted_tree(depth, self._draft_top_k, width, self._heads)
+            yield from draft_cells(self._base, self._heads, tree, self._cache, contexts, self._seed, width)
         for depth in range(1, self._heads.max_depth + 1 if self._heads is not None else 1):
-            trees: list[Topology] = [drafted_tree(depth, self._draft_top_k)]
-            trees += [DynamicTree(depth, top_k, top_k) for top_k in dynamic_top_ks]
-            for tree in trees:
-                yield from draft_cells(self._base, self._heads, tree, self._cache, contexts, self._seed)
+            for top_k in dynamic_top_ks:
+                dynamic = DynamicTree(depth, top_k, top_k)
+                yield from draft_cells(self._base, self._heads, dynamic, self._cache, contexts, self._seed)
 
 
-def drafted_tree(depth: int, top_k: int) -> StaticTree:
-    """What is drafted where the cost of drafting so deep is measured."""
-    # The typical tree of so few nodes may not be so deep: the chain makes it.
-    paths = {*typical_tree(4 * depth, depth=depth, top_k=top_k).paths, *chain(depth).paths}
-    return StaticTree.from_paths(sorted(paths))
+def draft_places(heads: AnyHeads | None, max_rows: int) -> list[tuple[int, int]]:
+    """(depth, width) of the static drafts to measure; width = nodes expanded at every level after the root.
+
+    Medusa heads run once whatever the tree, and one typical tree of each depth is drafted (width 0: any). An EAGLE
+    layer runs over the expanded nodes of each level: 1, 2, 4, ... of them, up to the most that a level of a tree of
+    ``max_rows`` rows can expand, since each has a child. At depth 1 only the root is expanded. One node per level (a
+    chain) is measured at every depth, more at three depths: a pass takes about as long wherever it stands.
+    """
+    if heads is None:
+        return []
+    depths = range(1, heads.max_depth + 1)
+    if not isinstance(heads, EagleDraft):
+        return [(depth, 0) for depth in depths]
+    widest = max(1, min((max_rows - 1) // 2, heads.draft_vocab_size))
+    widths = sorted({*(2**power for power in range(widest.bit_length())), widest})
+    wide = {2, (2 + heads.max_depth) // 2, heads.max_depth} - {1}
+    return [(depth, width) for depth in depths for width in widths if width == 1 or depth in wide]
+
+
+def drafted_tree(depth: int, top_k: int, width: int = 0, heads: AnyHeads | None = None) -> StaticTree:
+    """What is drafted where the cost of drafting so deep, and ``width`` nodes wide, is measured.
+
+    Args:
+        top_k: ranks looked for at each level, as far as the draft vocabulary of ``heads`` reaches.
+        width: nodes expanded at each level after the root; 0 = as a typical tree has it.
+    """
+    if not width:
+        # The typical tree of so few nodes may not be so deep: the chain makes it.
+        paths = {*typical_tree(4 * depth, depth=depth, top_k=top_k).paths, *chain(depth).paths}
+        return StaticTree.from_paths(sorted(paths))
+    last = min(top_k, heads.draft_vocab_size if isinstance(heads, EagleDraft) else top_k) - 1
+    side_by_side = {(rank, *(0,) * level) for rank in range(width) for level in range(depth)}
+    return StaticTree.from_paths(sorted(side_by_side | {(*(0,) * level, last) for level in range(depth)}))
 
 
 def filled_cache(base: BaseModel, batch: int, length: int, seed: int) -> TreeCache:
@@ -121,16 +158,26 @@ def verify_cell(base: BaseModel, cache: TreeCache, tree: StaticTree, rows: int, 
 
 
 def draft_cells(
-    base: BaseModel, heads: AnyHeads | None, tree: Topology, cache: TreeCache, contexts: Sequence[int], seed: int
+    base: BaseModel,
+    heads: AnyHeads | None,
+    tree: Topology,
+    cache: TreeCache,
+    contexts: Sequence[int],
+    seed: int,
+    width: int = 0,
 ) -> Iterator[Cell]:
-    """Drafting ``tree`` after a step that settled two tokens, at every context, with one drafter."""
+    """Drafting ``tree`` after a step that settled two tokens, at every context, with one drafter.
+
+    Args:
+        width: of a static tree's levels, where it is measured for that.
+    """
     batch = cache.batch
     stepper = stepper_type(base)(base, heads, TreeTensors.build(tree, base.device, batch=batch), cache)
     assert stepper.drafter is not None
     assert heads is not None
     generator = torch.Generator().manual_seed(seed)
-    width = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
-    features = torch.randn(batch, tree.depth + 1, width, generator=generator).to(base.device, base.dtype)
+    size = base.hidden_size * max(1, len(stepper.drafter.aux_layers))
+    features = torch.randn(batch, tree.depth + 1, size, generator=generator).to(base.device, base.dtype)
     tokens = torch.randint(0, base.vocab_size, (batch, tree.depth + 1), generator=generator).to(base.device)
 
     def finite() -> bool:
@@ -141,10 +188,8 @@ def draft_cells(
     for context in contexts:
         starts = torch.full((batch,), context, device=base.device)
         settled = Settled(starts, tokens, features, torch.full_like(starts, 2), context)
-        kind = {"component": DRAFT}
-        if isinstance(tree, DynamicTree):
-            kind = {"component": DYNAMIC_DRAFT, "rows": tree.top_k}  # type: ignore[dict-item]
-        point = place_of(base, batch=batch, context=context, depth=tree.depth, **kind)
+        component, rows = (DYNAMIC_DRAFT, tree.top_k) if isinstance(tree, DynamicTree) else (DRAFT, width)
+        point = place_of(base, component=component, batch=batch, rows=rows, context=context, depth=tree.depth)
         yield Cell(point, _drafting(stepper, settled), finite)
 
 

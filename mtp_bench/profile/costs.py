@@ -72,7 +72,8 @@ def sweep_costs(
     timings: Timings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[CostPoint]:
-    """Measure verify costs for every (rows, context) and draft costs for every (depth, context).
+    """Measure verify costs for every (rows, context) and draft costs for every (depth, context), of an EAGLE
+    draft at several widths.
 
     A cell that runs out of memory or gives non-finite numbers is marked and left out; the sweep goes on.
 
@@ -86,7 +87,7 @@ def sweep_costs(
         base, heads, batch=options.batch, length=length, draft_top_k=options.draft_top_k, seed=options.seed
     )
     verify = (maker.verify(rows, context) for rows in options.rows for context in options.contexts)
-    cells = [*verify, *maker.drafts(options.contexts, options.dynamic_top_ks)]
+    cells = [*verify, *maker.drafts(options.contexts, options.dynamic_top_ks, max_rows=max(options.rows))]
     return time_cells(cells, base.device, options, on_progress, timings)
 
 

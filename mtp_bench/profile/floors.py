@@ -26,4 +26,4 @@ def _work(point: CostPoint, base: BaseModel, heads: AnyHeads | None) -> StepWork
     assert heads is not None
     if point.component == DYNAMIC_DRAFT:
         return draft_work(base, heads, DynamicTree(point.depth, point.rows, point.rows), batch=point.batch)
-    return draft_work(base, heads, drafted_tree(point.depth, DRAFT_TOP_K), batch=point.batch)
+    return draft_work(base, heads, drafted_tree(point.depth, DRAFT_TOP_K, point.rows, heads), batch=point.batch)

@@ -22,6 +22,7 @@ from mtp_bench.models.base import BaseModel
 from mtp_bench.models.chat import ChatFormat, chat_format
 from mtp_bench.profile.accounting import measure_limits
 from mtp_bench.profile.alignment import alignment_hint
+from mtp_bench.profile.cells import draft_places
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
 from mtp_bench.profile.environment import environment, machine_key, model_facts, timestamp
 from mtp_bench.profile.floors import with_floors
@@ -260,7 +261,8 @@ def measure_with_progress(
     base: BaseModel, heads: AnyHeads | None, sweep: SweepOptions, timings: Timings | None = None
 ) -> list[CostPoint]:
     """``sweep_costs`` with a progress bar; warns about cells that could not be measured."""
-    drafts = 0 if heads is None else heads.max_depth * (1 + len(sweep.dynamic_top_ks))
+    dynamic = 0 if heads is None else heads.max_depth * len(sweep.dynamic_top_ks)
+    drafts = len(draft_places(heads, max(sweep.rows))) + dynamic
     cells = (len(sweep.rows) + drafts) * len(sweep.contexts)
     with progress("costs", cells * sweep.rounds, "timings") as advance:
         points = sweep_costs(base, heads, sweep, timings=timings, on_progress=running_totals(advance))

@@ -120,7 +120,8 @@ class _BatchSize:
         if maker is not None:
             rows = self._scout(maker, contexts, SCOUT_SHARE * seconds)
             verify = [maker.verify(row, context) for context in contexts for row in rows[context]]
-            cells = [*verify, *maker.drafts(contexts, self._options.dynamic_top_ks)]
+            top_ks, max_rows = self._options.dynamic_top_ks, self._options.max_rows
+            cells = [*verify, *maker.drafts(contexts, top_ks, max_rows=max_rows)]
             points += self._time(cells, self._options.rounds, seconds - self._seconds, f"batch-{self._batch}")
         return _Found(tuple(points), tuple(self._left_out), self._seconds)
 

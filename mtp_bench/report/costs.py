@@ -176,8 +176,11 @@ def _draw_draft(axes: Axes, part: pd.DataFrame, chosen: Chosen | None) -> None:
     depth = chosen.depth if chosen is not None and (draft["depth"] == chosen.depth).any() else draft["depth"].max()
     draft = draft[draft["depth"] == depth].sort_values("context")
     wanted = chosen.context if chosen is not None and chosen.context is not None else 0
-    ms = float(draft["ms"].to_numpy()[(draft["context"] - wanted).abs().argmin()])
+    nearest = draft["context"].to_numpy()[(draft["context"] - wanted).abs().argmin()]
+    found = draft.loc[draft["context"] == nearest, "ms"]
+    ms, most = float(found.min()), float(found.max())
     label = f"draft to depth {depth}: {ms:.2f} ms" if depth else f"draft: {ms:.2f} ms"
+    label += f" (a chain) to {most:.2f} ms (the widest)" if len(found) > 1 else ""
     axes.plot([1, float(part["rows"].max())], [ms, ms], ":", color=style.GREY, lw=1.4, label=label)
 
 

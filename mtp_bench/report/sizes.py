@@ -124,7 +124,7 @@ def _speedup(
     if cost is None:
         return None
     try:
-        step_ms = cost.step_ms(tree.rows, depth=tree.depth, context=context, batch=batch)
+        step_ms = cost.topology_ms(tree, context=context, batch=batch)
         return tokens * cost.step_ms(1, context=context, batch=batch) / step_ms
     except InputError:
         return None  # larger or deeper than measured

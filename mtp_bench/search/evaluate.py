@@ -157,6 +157,10 @@ def _with_cost(scored: _Scored, tree: Topology, cost: CostTable, settings: _Sett
     if one.num_nodes + 1 > rows or (deepest is not None and one.depth > deepest):
         notes.append(f"no cost: measured to {rows} rows" + (f" and depth {deepest}" if deepest is not None else ""))
         return scored
+    widest = None if isinstance(tree, DynamicTree) else cost.width_limit(one.depth, batch=batch, context=context)
+    if widest is not None and not isinstance(tree, DynamicTree) and max(tree.expanded_widths, default=0) > widest:
+        notes.append(f"no cost: drafts of depth {one.depth} were measured to {widest} nodes expanded at a level")
+        return scored
     step_ms = cost.topology_ms(tree, batch=batch, context=context)
     baseline_ms = cost.step_ms(1, batch=batch, context=context)
     ms_draws = _noisy(step_ms, one.num_nodes + 1, cost, settings)

@@ -151,6 +151,13 @@ class StaticTree:
         return tuple(int(width) for width in np.bincount(self.depths, minlength=1)[1:])
 
     @cached_property
+    def expanded_widths(self) -> tuple[int, ...]:
+        """Number of nodes with children at depth 1, 2, ... up to the last but one: what each pass of a draft layer that
+        goes level by level runs over, the first (the root) apart."""
+        inner = self.depths[self.children_counts > 0]
+        return tuple(int(width) for width in np.bincount(inner, minlength=1)[1:])
+
+    @cached_property
     def uniform_levels(self) -> bool:
         """Whether all nodes of a level have the same number of children (some engines can express nothing else)."""
         return all(len(set(self.children_counts[self.depths == level])) == 1 for level in range(self.depth + 1))

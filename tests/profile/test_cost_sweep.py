@@ -13,8 +13,11 @@ import pytest
 import torch
 from tiny_models import random_eagle, random_heads, tiny_base
 
-from mtp_bench.cost import CostPoint, CostTable, write_points
+from mtp_bench.cost import CostPoint, CostTable, DeviceLimits, write_points
+from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.eagle import EagleDrafter
 from mtp_bench.profile import costs
+from mtp_bench.profile.cells import CellMaker, draft_places
 from mtp_bench.profile.costs import (
     StepTimer,
     SweepOptions,
@@ -23,6 +26,7 @@ from mtp_bench.profile.costs import (
     sweep_costs,
     time_cells,
 )
+from mtp_bench.profile.floors import with_floors
 from mtp_bench.profile.timings import Timings
 from mtp_bench.topology import StaticTree, chain
 from mtp_bench.topology.shapes import typical_tree
@@ -271,8 +275,67 @@ def test_every_depth_of_a_deep_draft_is_measured_once(any_spread_will_do: None) 
     draft.max_depth = 7
     points = sweep_costs(base, draft, SweepOptions(rows=(1,), contexts=(16,), rounds=3, dynamic_top_ks=(2,)))
     drafts = [(p.component, p.rows, p.depth) for p in points if p.component != "verify"]
-    assert sorted(drafts) == [("draft", 0, d) for d in range(1, 8)] + [("draft_dynamic", 2, d) for d in range(1, 8)]
+    assert sorted(drafts) == [("draft", 1, d) for d in range(1, 8)] + [("draft_dynamic", 2, d) for d in range(1, 8)]
     CostTable(tuple(points))
+
+
+@pytest.mark.parametrize("variant", ["eagle", "eagle3"])
+def test_eagle_drafts_are_measured_at_several_widths(
+    monkeypatch: pytest.MonkeyPatch, any_spread_will_do: None, variant: str
+) -> None:
+    """The widths in the table are the rows that the draft layer really runs over, level by level."""
+    base = tiny_base()
+    draft = random_eagle(base, variant)
+    draft.max_depth = 3
+    passes: list[int] = []
+    run = EagleDrafter.run
+
+    def counted(self: EagleDrafter, cache: TreeCache, tokens: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        passes.append(tokens.shape[1])
+        return run(self, cache, tokens, *rest)
+
+    monkeypatch.setattr(EagleDrafter, "run", counted)
+    maker = CellMaker(base, draft, batch=2, length=64)
+    cells = list(maker.drafts((16,), max_rows=14))
+    places = [(cell.point.depth, cell.point.rows) for cell in cells]
+    assert places == [(1, 1), *itertools.product((2, 3), (1, 2, 4, 6))]
+    for cell in cells:
+        passes.clear()
+        cell.call()
+        settled, *levels = passes
+        assert levels == [cell.point.rows] * (cell.point.depth - 1)
+        assert settled == cell.point.depth + 1, "what a step may settle at most"
+    points = sweep_costs(base, draft, SweepOptions(rows=(1, 14), contexts=(16,), rounds=3))
+    measured = [(p.depth, p.rows) for p in points if p.component == "draft"]
+    assert measured == places
+    table = CostTable(tuple(points))
+    assert table.has_widths
+    assert table.width_limit(3) == 6
+    floors = [p.floor_ms for p in with_floors(points, base, draft, DeviceLimits(1e15, 1e9)) if p.depth == 3]
+    assert floors == sorted(set(floors)), "a wider draft computes more"
+
+
+def test_no_level_is_measured_wider_than_the_vocabulary(any_spread_will_do: None) -> None:
+    base = tiny_base()
+    places = draft_places(random_eagle(base, "eagle3"), 257)
+    assert max(width for _, width in places) == base.vocab_size - 4
+    points = sweep_costs(base, random_eagle(base, "eagle3"), SweepOptions(rows=(1, 64), contexts=(16,), rounds=1))
+    assert max(p.rows for p in points if p.component == "draft") == base.vocab_size - 4
+
+
+def test_chains_are_measured_at_every_depth_and_wider_levels_at_three() -> None:
+    draft = random_eagle(tiny_base())
+    draft.max_depth = 9
+    places = draft_places(draft, 10)
+    assert [depth for depth, width in places if width == 1] == list(range(1, 10))
+    assert [place for place in places if place[1] > 1] == list(itertools.product((2, 5, 9), (2, 4)))
+    draft.max_depth = 1
+    assert draft_places(draft, 10) == [(1, 1)]
+
+
+def test_drafts_of_medusa_heads_have_no_width() -> None:
+    assert draft_places(random_heads(tiny_base()), 64) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+    assert draft_places(None, 64) == []
 
 
 def test_drafts_of_heads_with_a_nan_are_marked() -> None:

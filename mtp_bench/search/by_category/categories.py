@@ -13,6 +13,7 @@ from mtp_bench.cost import CostTable
 from mtp_bench.search.evaluate import evaluate_all
 from mtp_bench.search.exact.growth import Growth
 from mtp_bench.search.exact.search import ExactResult
+from mtp_bench.search.exact.widths import WideTrees
 from mtp_bench.search.values.trie import TrieSource
 from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import Interval, RankTrace
@@ -79,7 +80,12 @@ class CategoryTrie:
 
     def curve_tokens(self, found: ExactResult) -> Floats:
         """float64 [C, points]: tokens per step by category of every tree on the curve of a search on a mixture."""
-        growth, curve = found.growth, found.curve
+        trees, curve = found.growth, found.curve
+        if isinstance(trees, WideTrees):
+            values = self.node_values(trees.growth)
+            places = zip(curve.num_nodes.tolist(), curve.depth.tolist(), strict=True)
+            return 1.0 + np.stack([values[:, trees.nodes(*place)].sum(axis=1) for place in places], axis=1)
+        growth = trees
         assert isinstance(growth, Growth)  # searched without rules
         values = self.node_values(growth)
         tokens = np.ones((len(self.names), len(curve)))

@@ -183,7 +183,7 @@ def held_out_worst(
 
 def _step_s(cost: CostTable, tree: StaticTree, limits: dict[str, Any]) -> float:
     place = {name: limits[name] for name in ("context", "batch") if name in limits}
-    return cost.step_ms(tree.rows, depth=tree.depth, **place) / 1e3
+    return cost.topology_ms(tree, **place) / 1e3
 
 
 def _shares(trace: RankTrace) -> Floats:
@@ -276,13 +276,14 @@ class _Problem:
         own = int(np.nanargmax(weights @ scores))
         candidate = _Candidate(found.tree_of(found.curve[fair]), scores[:, fair])
         tree, figures = found.tree_of(found.curve[own]), scores[:, own]
-        return _Found(found, weights, tree, figures, float(weights @ figures), candidate)
+        most = float(weights @ figures) if found.bound_tokens_per_s is None else found.bound_tokens_per_s
+        return _Found(found, weights, tree, figures, most, candidate)
 
     def scores(self, tree: StaticTree) -> Floats:
         tokens = self.trie.tokens(tree)
         if self.cost is None:
             return tokens
-        return 1e3 * tokens / self.cost.step_ms(tree.rows, depth=tree.depth, context=self.context, batch=self.batch)
+        return 1e3 * tokens / self.cost.topology_ms(tree, context=self.context, batch=self.batch)
 
     def exchanged(self, found: ExactResult, tree: StaticTree) -> _Candidate:
         """``tree`` after exchanging single nodes for as long as its slowest category gains; limits of ``found``."""
@@ -294,5 +295,7 @@ class _Problem:
                 return 1.0
             return self.cost.step_ms(num_nodes + 1, depth=depth, context=self.context, batch=self.batch)
 
+        if self.cost is not None and self.cost.has_widths:
+            return _Candidate(tree, self.scores(tree))  # what an exchange costs is not a matter of size and depth
         better = exchange(self.trie, tree, step_ms)
         return _Candidate(better, self.scores(better))

@@ -58,9 +58,13 @@ class Growth:
             index = int(self.parent[index])
         return tuple(reversed(ranks))
 
+    def nodes(self, num_nodes: int, max_depth: int) -> Ints:
+        """int64: the nodes of :meth:`tree`."""
+        return self.order(max_depth)[:num_nodes]
+
     def tree(self, num_nodes: int, max_depth: int) -> StaticTree:
         """The best tree of ``num_nodes`` nodes no deeper than ``max_depth``; smaller if values run out."""
-        return StaticTree.from_paths([self.path(int(i)) for i in self.order(max_depth)[:num_nodes]])
+        return StaticTree.from_paths([self.path(int(i)) for i in self.nodes(num_nodes, max_depth)])
 
 
 def grow_all(

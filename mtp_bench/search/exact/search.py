@@ -3,11 +3,14 @@
 For each depth limit the best trees of every size are known (`growth`), and a step's cost depends
 on size and depth alone, so trying every (N, depth) finds the best ratio of tokens to time - whatever the shape of the
 cost curve in N, as long as deeper drafts are not cheaper. "Do not speculate" (N = 0) competes like any other size.
+
+Where drafts cost by the widths of levels too, trees that expand less are tried as well, and a bound on all trees says
+how far from the best of them the answer may be (:mod:`mtp_bench.search.exact.widths`).
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -18,6 +21,8 @@ from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
 from mtp_bench.search.exact.curve import SPEED, TOKENS, Band, Curve, CurvePoint, NodeMargin, near_best
 from mtp_bench.search.exact.growth import Growth, grow_all
+from mtp_bench.search.exact.step_costs import StepCosts
+from mtp_bench.search.exact.widths import REACH, expanded_along, search_widths
 from mtp_bench.search.values.sources import Source
 from mtp_bench.topology import StaticTree
 
@@ -46,6 +51,8 @@ class ExactResult:
         notes: limits that the search ran into.
         growth: from which any point's tree can be had.
         max_nodes, max_depth: the limits searched, after cutting them to what the costs cover.
+        bound_tokens_per_s: no tree within the limits is faster. None where ``best`` is that tree, as it always is
+            unless drafts cost by the widths of levels.
     """
 
     objective: str
@@ -58,6 +65,14 @@ class ExactResult:
     growth: Trees
     max_nodes: int
     max_depth: int
+    bound_tokens_per_s: float | None = field(default=None, kw_only=True)
+
+    @property
+    def gap(self) -> float:
+        """At most this share of the best tree's speed is missed."""
+        if self.bound_tokens_per_s is None or self.best.tokens_per_s is None:
+            return 0.0
+        return max(0.0, 1 - self.best.tokens_per_s / self.bound_tokens_per_s)
 
     @property
     def limits(self) -> dict[str, int]:
@@ -86,7 +101,8 @@ class ExactResult:
 
     def document(self) -> dict[str, Any]:
         """The ``exact`` object of the ``--json`` documents."""
-        return {
+        bound = {"bound_tokens_per_s": self.bound_tokens_per_s, "gap": self.gap}
+        return ({} if self.bound_tokens_per_s is None else bound) | {
             "objective": self.objective,
             "best": asdict(self.best),
             "tree_id": self.tree.id,
@@ -129,9 +145,11 @@ def exact_search(
         notes += cost.notes(batch=batch, context=context)
         if objective == SPEED:
             max_nodes, depth = _clamp(cost, max_nodes, depth, batch, context, notes)
+    steps = StepCosts.of(cost, depth, batch, context)
+    if steps.wide is not None and objective == SPEED:
+        return _wide_search(source, steps, max_nodes, depth, tuple(notes))
     # One node more than the budget, so that the first node left out is known there too.
     growth = grow_all(source, max_nodes=max_nodes + 1, max_depth=depth)
-    steps = StepCosts.of(cost, depth, batch, context)
     curve = _curve(growth, max_nodes, steps)
     score = curve.score(objective)
     winner = int(np.lexsort((curve.depth, curve.num_nodes, -score))[0])
@@ -141,13 +159,28 @@ def exact_search(
         best=best,
         curve=curve,
         band=near_best(curve, objective),
-        last_kept=_last_kept(growth, best, steps),
-        first_out=_first_out(growth, best, depth, steps),
+        # What a node adds to a step is not a matter of size and depth where levels cost by width.
+        last_kept=_last_kept(growth, best, steps) if steps.wide is None else None,
+        first_out=_first_out(growth, best, depth, steps) if steps.wide is None else None,
         notes=tuple(notes),
         growth=growth,
         max_nodes=max_nodes,
         max_depth=depth,
     )
+
+
+def _wide_search(
+    source: Source, steps: StepCosts, max_nodes: int, max_depth: int, notes: tuple[str, ...]
+) -> ExactResult:
+    """The search for speed where drafts cost by the widths of levels."""
+    growth = grow_all(source, max_nodes=REACH * max_nodes, max_depth=max_depth)
+    trees, bound = search_widths(growth, max_nodes, steps)
+    curve = trees.curve()
+    best = curve[int(np.lexsort((curve.depth, curve.num_nodes, -curve.score(SPEED)))[0])]
+    return ExactResult(
+        SPEED, best, curve, near_best(curve, SPEED), None, None, notes, trees, max_nodes, max_depth,
+        bound_tokens_per_s=1e3 * bound,
+    )  # fmt: skip
 
 
 def _check(cost: CostTable | None, max_nodes: int, max_depth: int, objective: str) -> None:
@@ -174,38 +207,9 @@ def _clamp(
     return max_nodes, depth
 
 
-@dataclass(frozen=True, eq=False)
-class StepCosts:
-    """Costs as arrays: verify ms by rows - 1, draft ms by depth; empty without a cost table."""
-
-    verify: Floats
-    draft: Floats
-
-    @classmethod
-    def of(cls, cost: CostTable | None, max_depth: int, batch: int, context: int | None) -> StepCosts:
-        """The costs of one batch and context, for trees no deeper than ``max_depth``."""
-        if cost is None:
-            return cls(np.zeros(0), np.zeros(0))
-        limit = cost.depth_limit(batch=batch)
-        deepest = max_depth if limit is None else min(max_depth, limit)
-        draft = cost.draft_curve(deepest, batch=batch, context=context)
-        return cls(cost.verify_curve(batch=batch, context=context), draft)
-
-    def ms(self, num_nodes: Ints, depth: Ints) -> Floats:
-        """float64: cost of steps; NaN where unknown."""
-        if not len(self.verify):
-            return np.full(len(num_nodes), np.nan)
-        known = (num_nodes < len(self.verify)) & (depth < len(self.draft))
-        verify = self.verify[np.minimum(num_nodes, len(self.verify) - 1)]
-        return np.where(known, verify + self.draft[np.minimum(depth, len(self.draft) - 1)], np.nan)
-
-    def one(self, num_nodes: int, depth: int) -> float | None:
-        ms = float(self.ms(np.array([num_nodes]), np.array([depth]))[0])
-        return None if np.isnan(ms) else ms
-
-
 def _curve(growth: Growth, max_nodes: int, steps: StepCosts) -> Curve:
     sizes, depths, tokens = [np.zeros(1, dtype=np.int64)], [np.zeros(1, dtype=np.int64)], [np.ones(1)]
+    widths = [np.zeros((1, max(len(growth.orders) - 1, 1)), dtype=np.int64)]
     for limit, full in enumerate(growth.orders, start=1):
         order = full[:max_nodes]
         depth = np.maximum.accumulate(growth.depth[order])
@@ -213,8 +217,10 @@ def _curve(growth: Growth, max_nodes: int, steps: StepCosts) -> Curve:
         sizes.append((1 + np.arange(len(order)))[new])
         depths.append(depth[new])
         tokens.append((1.0 + np.cumsum(growth.value[order]))[new])
+        if steps.wide is not None:
+            widths.append(expanded_along(growth, order)[new])
     num_nodes, depth, tau = np.concatenate(sizes), np.concatenate(depths), np.concatenate(tokens)
-    ms = steps.ms(num_nodes, depth)
+    ms = steps.ms(num_nodes, depth, None if steps.wide is None else np.concatenate(widths))
     return Curve(num_nodes, depth, tau, ms, 1e3 * tau / ms, tau * (ms[0] / ms))
 
 

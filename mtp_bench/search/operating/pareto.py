@@ -154,7 +154,7 @@ class _Scorer:
 
     def point(self, batch: int, tree: StaticTree) -> ParetoPoint:
         tokens = replay_once(self.trace, tree).tokens_per_step
-        ms = self.cost.step_ms(tree.rows, depth=tree.depth, batch=batch, context=self.context)
+        ms = self.cost.topology_ms(tree, batch=batch, context=self.context)
         plain_ms = self.cost.step_ms(1, batch=batch, context=self.context)
         per_user = 1e3 * tokens / ms
         return ParetoPoint(batch, tree, tokens, ms, per_user, batch * per_user, tokens * plain_ms / ms)

@@ -18,6 +18,7 @@ from mtp_bench.search.values.estimators import Fit
 from mtp_bench.trace import RankTrace, resample_weights
 
 RESAMPLES = 500
+WIDE_RESAMPLES = 100  # where drafts cost by the widths of levels, a search takes ten times as long
 
 Ints = npt.NDArray[np.int64]
 
@@ -99,6 +100,8 @@ def chosen_sizes(
     """
     if trace.num_prompts < 2:
         return None
+    if cost is not None and cost.has_widths:
+        resamples = min(resamples, WIDE_RESAMPLES)
     steps_of = np.maximum(trace.prompt_lengths - 1, 0)
     draws = [w for w in resample_weights(trace.num_prompts, resamples=resamples, seed=seed) if w @ steps_of]
     points = [exact_search(found.weigh(weights), cost, **limits).best for weights in draws]
@@ -107,7 +110,9 @@ def chosen_sizes(
     exact = found.exact
     by_size = exact.curve.best_by_size(exact.objective)
     score = np.array([p.tokens_per_step if p.tokens_per_s is None else p.tokens_per_s for p in by_size])
-    return ChosenSizes(exact.best.num_nodes, exact.band.sizes, sizes, depths, 1 - score[sizes] / score.max(), seed)
+    # A size without a point (its trees are wider than costs are known) is judged by the next smaller one.
+    place = np.searchsorted([p.num_nodes for p in by_size], sizes, side="right") - 1
+    return ChosenSizes(exact.best.num_nodes, exact.band.sizes, sizes, depths, 1 - score[place] / score.max(), seed)
 
 
 def _counts(values: Ints, name: str) -> list[dict[str, int]]:

@@ -25,9 +25,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mtp_bench.cost import CostTable
+from mtp_bench.errors import InputError
 from mtp_bench.search.exact.curve import SPEED, Curve, CurvePoint, near_best
 from mtp_bench.search.exact.growth import grow_all
-from mtp_bench.search.exact.search import ExactResult, StepCosts, exact_search
+from mtp_bench.search.exact.search import ExactResult, exact_search
+from mtp_bench.search.exact.step_costs import StepCosts
 from mtp_bench.search.rules import beams, uniform
 from mtp_bench.search.rules.constraints import UNCONSTRAINED, Constraints
 from mtp_bench.search.rules.families import BySize, ByWidths, Family, Grown
@@ -113,10 +115,13 @@ def constrained_search(
     family, method, scored = _family(source, constraints, limits, bound, score, trials, seed)
     trees = _Filled(family, constraints, limits)
     curve = _curve(trees, limits, steps)
+    by_width = steps.wide is not None and bound.objective == SPEED
+    if by_width and cost is not None:
+        curve, method = _with_widths(curve, trees, cost, place), f"{method}, then real widths"
     value = curve.score(bound.objective)
     best = curve[int(np.lexsort((curve.depth, curve.num_nodes, -value))[0])]
     reached = _objective(best, bound.objective) >= _objective(bound.best, bound.objective) * (1 - SMALLEST_GAIN)
-    proven = reached or not method.startswith("optuna")
+    proven = reached or not (by_width or method.startswith("optuna"))
     return ConstrainedResult(
         bound.objective, best, curve, near_best(curve, bound.objective), None, None, bound.notes, trees,
         limits.max_nodes, limits.max_depth, constraints, bound.best, method, proven, scored,
@@ -282,6 +287,21 @@ def _curve(trees: _Filled, limits: _Limits, steps: StepCosts) -> Curve:
     num_nodes, depths, tau = (np.array(column) for column in zip(*points, strict=True))
     ms = steps.ms(num_nodes, depths)
     return Curve(num_nodes, depths, tau, ms, 1e3 * tau / ms, tau * (ms[0] / ms))
+
+
+def _with_widths(curve: Curve, trees: _Filled, cost: CostTable, place: dict[str, Any]) -> Curve:
+    """The curve with the draft costs of its trees' real widths, which the choice of trees did not know."""
+
+    def step_ms(num_nodes: int, depth: int) -> float:
+        try:
+            known = {name: place[name] for name in ("batch", "context") if name in place}
+            return cost.topology_ms(trees.tree(num_nodes, depth), **known)
+        except InputError:
+            return np.nan  # wider than measured
+
+    pairs = zip(curve.num_nodes.tolist(), curve.depth.tolist(), strict=True)
+    ms, tau = np.array([step_ms(n, d) for n, d in pairs]), curve.tokens_per_step
+    return Curve(curve.num_nodes, curve.depth, tau, ms, 1e3 * tau / ms, tau * (ms[0] / ms))
 
 
 def _score(steps: StepCosts, objective: str, rules: Constraints, tokens: float, num_nodes: int, depth: int) -> float:

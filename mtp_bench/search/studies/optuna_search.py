@@ -162,7 +162,7 @@ class _Problem:
         if self.cost is None:
             return tokens_per_step, None
         try:
-            step_ms = self.cost.step_ms(tree.rows, depth=tree.depth, batch=self.batch, context=self.context)
+            step_ms = self.cost.topology_ms(tree, batch=self.batch, context=self.context)
         except InputError:
             if self.objective == SPEED:
                 raise

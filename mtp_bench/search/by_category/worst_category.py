@@ -15,6 +15,7 @@ bound, because a single tree is not a mixture of trees, is narrowed by exchangin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,22 +112,25 @@ def worst_category(
     problem = _Problem.of(trace, cost, max_nodes, max_depth, context, batch)
     average = problem.search(_shares(trace))
     names = problem.trie.names
-    played, best, bound, bound_weights = [average.own], average.candidate, np.inf, average.weights
+    played, bound, bound_weights = [average.own], np.inf, average.weights
+    candidates = [average.candidate]
     starts = [average.weights, np.full(len(names), 1 / len(names)), *np.eye(len(names))]
     searches = 1
     while searches < _MOST_SEARCHES:
         weights = starts[searches] if searches < len(starts) else _game(np.array(played))
         found = problem.search(weights)
         searches += 1
-        best = max(best, found.candidate, key=lambda one: float(one.scores.min()))
+        candidates.append(found.candidate)
         if found.value < bound:
             bound, bound_weights = found.value, weights
         known = float((np.array(played) @ weights).max())
         played.append(found.own)
-        close = 1 - best.scores.min() / bound < _CLOSE
+        close = 1 - _fairest(candidates).scores.min() / bound < _CLOSE
         if searches > len(starts) and (close or found.value <= known * (1 + _CLOSE)):
             break
-    best = max(best, problem.exchanged(average.exact, best.tree), key=lambda one: float(one.scores.min()))
+    # From every tree found: exchanges end at different trees, some of them short of the best.
+    trees = {one.tree: None for one in candidates}
+    best = _fairest([*candidates, *(problem.exchanged(average.exact, tree) for tree in trees)])
     return WorstCategory(
         problem.objective, names, best.tree, best.scores, float(bound), bound_weights, average.tree, average.own,
         searches,
@@ -220,6 +224,11 @@ def _mixed(regret: Floats) -> Floats:
 class _Candidate:
     tree: StaticTree
     scores: Floats
+
+
+def _fairest(candidates: Sequence[_Candidate]) -> _Candidate:
+    """The first one whose slowest category is the fastest."""
+    return max(candidates, key=lambda one: float(one.scores.min()))
 
 
 @dataclass(frozen=True, eq=False)

@@ -33,9 +33,9 @@ class _Effort:
     others: bool
 
 
-FULL = _Effort(prompts=108, max_new_tokens=128, contexts=(128, 512), rounds=15, bench_prompts=18, others=True)
+FULL = _Effort(prompts=108, max_new_tokens=128, contexts=(128, 512), rounds=12, bench_prompts=18, others=True)
 # Its text is short: all of it lies near one context.
-FAST = _Effort(prompts=36, max_new_tokens=64, contexts=(128,), rounds=9, bench_prompts=6, others=False)
+FAST = _Effort(prompts=36, max_new_tokens=64, contexts=(128,), rounds=7, bench_prompts=6, others=False)
 
 
 def quickstart(

@@ -114,3 +114,16 @@ def test_shipped() -> None:
         found = inspect_path(shipped_heads(name))
         assert found.kind == ("medusa_heads" if name.endswith("medusa") else "eagle_heads")
         assert found.heads.warnings == ()
+
+
+def test_an_alias_is_told_from_its_table_and_a_folder_of_that_name_goes_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = run("Vicuna-7B").stdout
+    assert "lmsys/vicuna-7b-v1.3" in text
+    assert "hidden_size: 4096" in text
+    facts = json.loads(run("vicuna-7b", "--json").stdout)
+    assert (facts["hub_id"], facts["config"]["num_hidden_layers"]) == ("lmsys/vicuna-7b-v1.3", 32)
+    made.write_pt(tmp_path / "vicuna-7b", made.v01(5), made.v01_config(2))
+    assert "Medusa heads" in run("vicuna-7b").stdout

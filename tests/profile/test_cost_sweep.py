@@ -57,7 +57,24 @@ class FakeClock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    monkeypatch.setattr(costs, "_lead_in", lambda cell: None)
     return FakeClock(monkeypatch)
+
+
+def test_a_verification_is_timed_after_one_of_its_own_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After another cell it takes 50 ms, after itself 10; a draft follows another cell in decoding too."""
+    clock = FakeClock(monkeypatch)
+
+    def cell(component: str, rows: int) -> costs.Cell:
+        def call() -> None:
+            clock.now += 0.010 if clock.calls[-1:] == [rows] else 0.050
+            clock.calls.append(rows)
+
+        return costs.Cell(CostPoint(component=component, rows=rows, context=128), call, lambda: True)
+
+    found = time_cells([cell("verify", 1), cell("verify", 2), cell("draft", 0)], CPU, OPTIONS)
+    assert [point.n for point in found] == [20] * 3
+    assert [point.median_ms for point in found] == pytest.approx([10, 10, 50])
 
 
 def test_median_and_quartiles(clock: FakeClock) -> None:

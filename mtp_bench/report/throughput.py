@@ -58,17 +58,19 @@ def draw_throughput(frame: pd.DataFrame) -> Figure:
         if nodes:
             right.plot(group["batch"], group["speedup"], **look)
             if frame["tree"].nunique() <= MOST_BANDS:
-                right.fill_between(
-                    group["batch"], group["speedup_low"].astype(float), group["speedup_high"].astype(float),
-                    color=look["color"], alpha=0.15, lw=0,
-                )  # fmt: skip
-    left.set(ylabel="decode tokens/s, all requests together", title="Throughput against batch size", ylim=(0, None))
+                low, high = (group[name].astype(float) for name in ("speedup_low", "speedup_high"))
+                if len(group) > 1:
+                    right.fill_between(group["batch"], low, high, color=look["color"], alpha=0.15, lw=0)
+                else:  # a band needs two points
+                    right.vlines(group["batch"], low, high, color=look["color"], lw=1.2)
+    top = 1.08 * max(float(frame[name].max()) for name in ("tokens_per_s", "predicted_tokens_per_s"))
+    left.set(ylabel="decode tokens/s, all requests together", title="Throughput against batch size", ylim=(0, top))
     left.legend()
     right.axhline(1.0, color=style.BLACK, lw=0.8)
     right.set(ylabel="speedup over N = 0 at the same batch size", title="What speculation still gains")
     for axes in (left, right):
         _batches(axes, frame)
-    bands = " Bands: 95% intervals over queues." if frame["tree"].nunique() <= MOST_BANDS else ""
+    bands = " Bands or bars: 95% intervals over queues." if frame["tree"].nunique() <= MOST_BANDS else ""
     style.caption(figure, f"Large rings: predicted from replay and step costs.{bands}")
     return figure
 

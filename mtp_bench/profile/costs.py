@@ -256,7 +256,7 @@ def _take_timing(cell: Cell, device: torch.device) -> None:
 def _lead_in(cell: Cell) -> None:
     """A call that does not count, since a step follows steps of its own size in decoding, not the others of a round.
 
-    After those it takes longer, and the more so the smaller it is (on a CPU in fp32 15% at one row, 5% at 8 rows),
+    After those it takes longer, and the more so the smaller it is (on a CPU in fp32 15% at one row, 4% at 8),
     which flatters trees. A draft does follow another kind of work, a verification.
     """
     if cell.point.component == VERIFY:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mtp_bench.runs import RunFolder
     from mtp_bench.search.optimize import Optimization
 
+BLURRING_SHARE = 0.05  # of the processors' time, used by others
+
 
 @dataclass(frozen=True)
 class _Effort:
@@ -128,7 +130,8 @@ def _card(run: RunFolder, found: Optimization, measured: dict[str, Any], seconds
             + (f", {winner['divergences_at_near_ties']} at a near-tie." if winner["divergences"] else "."),
         ]
         if measured["other_work"]:
-            lines.append(f"Meanwhile {other_work_in_words(measured['other_work'])}: that blurs these figures.")
+            blurs = ": that blurs these figures" if sum(measured["other_work"].values()) >= BLURRING_SHARE else ""
+            lines.append(f"Meanwhile {other_work_in_words(measured['other_work'])}{blurs}.")
     lines += [
         f"Files: {run.path}/ (report.html, plots/, *.csv, topology.json)",
         "Next, with your own model and heads:",

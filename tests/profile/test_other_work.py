@@ -60,7 +60,8 @@ def test_own_work_shows_in_the_real_accounts() -> None:
     while os.times().user < end:
         sum(range(1000))
     after = other_work._accounts()
-    assert before is not None and after is not None
+    assert before is not None
+    assert after is not None
     total, busy, stolen, own = (late - early for early, late in zip(before, after, strict=True))
     assert own >= 0.5
     # What this process used is among what all used, give or take the ticks in which both are kept.

@@ -31,8 +31,9 @@ class MemoryNeed:
         return self.cache + self.step
 
 
-def memory_need(base: BaseModel, *, batch: int, length: int, rows: int) -> MemoryNeed:
-    """Estimate for ``batch`` sequences of ``length`` slots each, verified ``rows`` rows at a time."""
+def memory_need(base: BaseModel, *, batch: int, length: int, rows: int, sequences: int | None = None) -> MemoryNeed:
+    """Estimate for ``batch`` sequences of ``length`` slots each, verified ``rows`` rows at a time; ``sequences`` are
+    cached in all, where several batches take turns."""
     size = base.dtype.itemsize
     verify, prefill = rows * batch, min(PREFILL_CHUNK, length)
     groups = base.num_attention_heads // base.num_kv_heads
@@ -40,24 +41,28 @@ def memory_need(base: BaseModel, *, batch: int, length: int, rows: int) -> Memor
     masks = max(verify, prefill) * length * (1 + groups * size)
     inner = 3 * int(getattr(base.config, "intermediate_size", 4 * base.hidden_size))
     hidden = max(verify, prefill) * (inner + 8 * base.hidden_size) * size
-    return MemoryNeed(batch * length * base.kv_bytes_per_token, verify * base.vocab_size * size + masks + hidden)
+    cache = (sequences or batch) * length * base.kv_bytes_per_token
+    return MemoryNeed(cache, verify * base.vocab_size * size + masks + hidden)
 
 
-def check_memory(base: BaseModel, *, batch: int, length: int, rows: int, cached: bool = False) -> MemoryNeed:
+def check_memory(
+    base: BaseModel, *, batch: int, length: int, rows: int, sequences: int | None = None, cached: bool = False
+) -> MemoryNeed:
     """The estimate, if it fits.
 
     Args:
+        sequences: cached in all, where several batches take turns; ``batch`` when left out.
         cached: the cache is there already.
 
     Raises:
         InputError: it does not fit.
     """
-    need = memory_need(base, batch=batch, length=length, rows=rows)
+    need = memory_need(base, batch=batch, length=length, rows=rows, sequences=sequences)
     wanted = need.step if cached else need.total
     free = available_bytes(base.device)
     if free is not None and wanted > USABLE_SHARE * free:
         raise InputError(
-            f"{batch} x {length} slots of cache take {_gib(need.cache)}, a step over {rows} rows each "
+            f"{sequences or batch} x {length} slots of cache take {_gib(need.cache)}, a step over {rows} rows each "
             f"{_gib(need.step)}; {_gib(free)} is free on {base.device}",
             where="memory",
             fix="use a smaller batch, context or tree",

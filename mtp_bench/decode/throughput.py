@@ -1,7 +1,8 @@
 """Real decoding in batches: a queue of requests, served by each contender at each batch size, interleaved.
 
-The prompts come in blocks; every (contender, batch size) empties the queue of a block, in a new random order for each
-block and repeat, so that blocks are the pairs of a comparison. Slots run empty at a block's end, in every arm.
+The prompts come in blocks. Every contender empties the queue of a block at every batch size, those of one batch size
+together: in turns, each time in a new random order, each decodes until one of its requests has ended. So a machine that
+drifts drifts for all alike. Blocks are the pairs of a comparison. Slots run empty at a block's end, in every arm.
 """
 
 from __future__ import annotations
@@ -9,14 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
-from mtp_bench.decode.cache import TreeCache
-from mtp_bench.decode.generate import Decoder, Request
+from mtp_bench.decode.generate import Decoder, Generation, Request
 from mtp_bench.decode.memory import check_memory
 from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import StaticTree
@@ -63,82 +62,96 @@ def run_throughput(
     Args:
         beside: called with the arm and the batch size whenever one of its requests has ended; the time that it takes
             is not the arm's.
+
+    Raises:
+        InputError: a cache for each contender does not fit into memory.
     """
     everyone = {ENGINE_BASELINE: Contender(StaticTree(()), None), **contenders}
-    arms = [(name, batch) for batch in batches for name in everyone]
-    decoders = _decoders(base, everyone, answers, batches)
-    for arm in arms:
-        _decode(decoders[arm], answers[: arm[1]], WARM_UP_TOKENS)
+    longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
+    widest, sequences = max(one.topology.rows for one in everyone.values()), len(everyone) * sum(batches)
+    check_memory(base, batch=max(batches), length=longest + widest, rows=widest, sequences=sequences)
+    decoders = {
+        batch: {name: _decoder(base, one, batch, longest) for name, one in everyone.items()} for batch in batches
+    }
+    for batch in batches:
+        _serve(decoders[batch], batch, answers[:batch], np.random.default_rng(seed), new_tokens=WARM_UP_TOKENS)
     order = np.random.default_rng(seed)
     blocks = [answers[start : start + block] for start in range(0, len(answers), block)]
-    planned, done = repeats * len(answers) * len(arms), 0
+    planned, done = repeats * len(answers) * len(batches) * len(everyone), 0
     rows: list[ThroughputRow] = []
+
+    def ended(arm: str, batch: int) -> None:
+        nonlocal done
+        done += 1
+        if on_progress is not None:
+            on_progress(done, planned)
+        if beside is not None:
+            beside(arm, batch)
+
     for repeat in range(repeats):
         for index, part in enumerate(blocks):
-            outcome = {}
-            for place in order.permutation(len(arms)):
-                pause = partial(beside, *arms[place]) if beside is not None else None
-                outcome[arms[place]] = _decode(decoders[arms[place]], part, pause=pause)
-                done += len(part)
-                if on_progress is not None:
-                    on_progress(done, planned)
-            for name, batch in arms:
-                got, reference = outcome[name, batch], outcome[ENGINE_BASELINE, batch]
-                differing = sum(got.texts[key] != text for key, text in reference.texts.items())
-                figures = (got.tokens, got.steps, got.passes, got.prefill_s, got.decode_s)
-                rows.append(ThroughputRow(name, batch, index, repeat, len(part), *figures, differing))
+            for batch in order.permutation(np.array(batches)).tolist():
+                queues = _serve(decoders[batch], batch, part, order, ended=ended)
+                reference = queues[ENGINE_BASELINE].texts
+                for name, queue in queues.items():
+                    differing = sum(queue.texts[key] != text for key, text in reference.items())
+                    rows.append(queue.row(name, batch, index, repeat, differing))
     return rows
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    texts: dict[str, list[int]]
-    tokens: int
-    steps: int
-    passes: int
-    prefill_s: float
-    decode_s: float
+def _decoder(base: BaseModel, one: Contender, batch: int, max_length: int) -> Decoder:
+    heads = one.heads if one.topology.num_nodes else None
+    return Decoder(base, heads, one.topology, batch=batch, max_length=max_length)
 
 
-def _decoders(
-    base: BaseModel, everyone: Mapping[str, Contender], answers: Sequence[Answer], batches: Sequence[int]
-) -> dict[tuple[str, int], Decoder]:
-    """A decoder for each arm; those of one batch size share a cache."""
-    longest = max(len(answer.prompt) + len(answer.tokens) for answer in answers)
-    widest = max(one.topology.rows for one in everyone.values())
-    decoders = {}
-    for batch in batches:
-        check_memory(base, batch=batch, length=longest + widest, rows=widest)
-        cache = TreeCache.allocate(base, batch=batch, length=longest + widest)
-        for name, one in everyone.items():
-            heads = one.heads if one.topology.num_nodes else None
-            decoders[name, batch] = Decoder(base, heads, one.topology, batch=batch, max_length=longest, cache=cache)
-    return decoders
-
-
-def _decode(
-    decoder: Decoder,
+def _serve(
+    decoders: Mapping[str, Decoder],
+    batch: int,
     answers: Sequence[Answer],
-    new_tokens: int | None = None,
+    order: np.random.Generator,
     *,
-    pause: Callable[[], None] | None = None,
-) -> _Outcome:
-    requests = [Request(one.id, one.prompt, min(len(one.tokens), new_tokens or len(one.tokens))) for one in answers]
-    passes, prefill_s, start, paused_s = decoder.passes, decoder.prefill_s, time.perf_counter(), 0.0
-    done = []
-    for one in decoder.run(requests):
-        done.append(one)
-        if pause is not None:
-            pausing = time.perf_counter()
-            pause()
-            paused_s += time.perf_counter() - pausing
-    spent = time.perf_counter() - start - paused_s
-    prefill_s = decoder.prefill_s - prefill_s
-    return _Outcome(
-        {one.request.key: one.tokens for one in done},
-        sum(one.tokens_in_steps for one in done),
-        sum(one.steps for one in done),
-        decoder.passes - passes,
-        prefill_s,
-        spent - prefill_s,
-    )
+    new_tokens: int | None = None,
+    ended: Callable[[str, int], None] | None = None,
+) -> dict[str, _Queue]:
+    """One queue of the same requests for every decoder, emptied in turns."""
+    queues = {name: _Queue(decoder, answers, new_tokens) for name, decoder in decoders.items()}
+    busy = list(queues)
+    while busy:
+        for name in [busy[place] for place in order.permutation(len(busy))]:
+            if not queues[name].serve_one():
+                busy.remove(name)
+            elif ended is not None:
+                ended(name, batch)
+    return queues
+
+
+class _Queue:
+    """Requests being served by one decoder, and the time they took it.
+
+    Attributes:
+        texts: by request, of those that have ended.
+    """
+
+    def __init__(self, decoder: Decoder, answers: Sequence[Answer], new_tokens: int | None) -> None:
+        requests = [Request(one.id, one.prompt, min(len(one.tokens), new_tokens or len(one.tokens))) for one in answers]
+        self._decoder, self._run = decoder, decoder.run(requests)
+        self._passes, self._prefill_s = decoder.passes, decoder.prefill_s
+        self._seconds, self._done = 0.0, list[Generation]()
+        self.texts: dict[str, list[int]] = {}
+
+    def serve_one(self) -> bool:
+        """Decode until a request has ended; False when there is none left."""
+        start = time.perf_counter()
+        one = next(self._run, None)
+        self._seconds += time.perf_counter() - start
+        if one is not None:
+            self._done.append(one)
+            self.texts[one.request.key] = one.tokens
+        return one is not None
+
+    def row(self, arm: str, batch: int, block: int, repeat: int, differing: int) -> ThroughputRow:
+        """What came of it, with its place in the run."""
+        tokens, steps = sum(one.tokens_in_steps for one in self._done), sum(one.steps for one in self._done)
+        passes, prefill_s = self._decoder.passes - self._passes, self._decoder.prefill_s - self._prefill_s
+        figures = (len(self._done), tokens, steps, passes, prefill_s, self._seconds - prefill_s)
+        return ThroughputRow(arm, batch, block, repeat, *figures, differing)

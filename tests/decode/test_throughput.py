@@ -10,11 +10,14 @@ import torch
 from tiny_decoding import NO_TREE, answers_of, decode
 from tiny_models import SHAPES, TOP_K, prompt_of, random_eagle, random_heads, tiny_base
 
+from mtp_bench.decode import memory
 from mtp_bench.decode.bench import ENGINE_BASELINE, Contender
 from mtp_bench.decode.budget import HOST, PARTS, step_budget
 from mtp_bench.decode.generate import Decoder, Request
+from mtp_bench.decode.memory import memory_need
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.throughput import run_throughput
+from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.profile.record import record_trace
 from mtp_bench.topology import DynamicTree, Topology
@@ -62,6 +65,34 @@ def test_what_is_done_beside_the_decoding_is_not_its_time(monkeypatch: pytest.Mo
     rows = run_throughput(base, contenders, answers, BATCHES, block=BLOCK, beside=work)
     assert {row.decode_s for row in rows} == {0.0}
     assert beside == {(arm, batch): len(PROMPTS) for arm in (ENGINE_BASELINE, "chain") for batch in BATCHES}
+
+
+def test_arms_of_a_batch_size_take_turns() -> None:
+    base = tiny_base()
+    answers = answers_of(decode(base, None, NO_TREE, PROMPTS))
+    heads = random_heads(base)
+    contenders = {name: Contender(SHAPES[name], heads) for name in ("chain", "random-63")}
+    ends: list[tuple[str, int]] = []
+    run_throughput(base, contenders, answers, BATCHES, block=BLOCK, beside=lambda arm, batch: ends.append((arm, batch)))
+    arms = {ENGINE_BASELINE, *contenders}
+    turns = [ends[start : start + len(arms)] for start in range(0, len(ends), len(arms))]
+    assert len(turns) == len(PROMPTS) * len(BATCHES)
+    for turn in turns:
+        assert {arm for arm, _ in turn} == arms
+        assert len({batch for _, batch in turn}) == 1
+    assert len({tuple(arm for arm, _ in turn) for turn in turns}) > 2, "always the same order"
+
+
+def test_a_cache_for_every_arm_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = tiny_base()
+    answers = answers_of(decode(base, None, NO_TREE, PROMPTS[:4]))
+    contenders = {"chain": Contender(SHAPES["chain"], random_heads(base))}
+    one = memory_need(base, batch=4, length=64, rows=8).total
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 3 * one)
+    run_throughput(base, contenders, answers, (4,), block=4)
+    many = {f"{n}": contenders["chain"] for n in range(40)}
+    with pytest.raises(InputError, match=r"164 x .* slots of cache take"):
+        run_throughput(base, many, answers, (4,), block=4)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def _require(engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
 def _require_together(engine: Engine, attention: str) -> None:
     if engine == "compiled" and attention == flex.NAME:
         raise InputError(
-            "FlexAttention cannot be compiled into a pass whose sizes change (on a CPU torch makes wrong code of it)",
+            "FlexAttention cannot be compiled into a pass whose sizes change (torch's CPU code for it fails)",
             where="--engine compiled --attention flex",
             fix="use --engine eager or packed with flex, or --attention grouped_sdpa with compiled",
         )

@@ -34,7 +34,14 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only so m
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens to emit per answer at most.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
-Attention = Annotated[str, typer.Option("--attention", help="auto, grouped_sdpa, sdpa or eager.")]
+Attention = Annotated[
+    str,
+    typer.Option(
+        "--attention",
+        help="auto (grouped_sdpa; eager where scores are soft-capped), grouped_sdpa, sdpa, eager, or flex "
+        "(FlexAttention: right but slow on a CPU; on CUDA compiled, not yet run on a GPU).",
+    ),
+]
 Engine = Annotated[
     str,
     typer.Option(

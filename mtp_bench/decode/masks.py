@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import torch
 
-from mtp_bench.models import attention
-from mtp_bench.models.base import BaseModel
+from mtp_bench.models import attention, flex
+from mtp_bench.models.base import BaseModel, LayerMask
 
-Mask = torch.Tensor | dict[str, torch.Tensor]
+Mask = LayerMask | dict[str, LayerMask]
 
 
 def row_mask(slots: torch.Tensor, lengths: torch.Tensor, ancestors: torch.Tensor, visible: int) -> torch.Tensor:
@@ -35,7 +35,8 @@ def row_mask(slots: torch.Tensor, lengths: torch.Tensor, ancestors: torch.Tensor
 def for_layers(
     base: BaseModel, mask: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
 ) -> Mask:
-    """Hand the mask over as the architecture wants it: windowed for sliding layers, additive for eager and ours.
+    """Hand the mask over as the architecture wants it: windowed for sliding layers, additive for eager and
+    grouped SDPA, in blocks for FlexAttention.
 
     Args:
         mask: bool [B, 1, R, S] from ``row_mask``.
@@ -45,10 +46,17 @@ def for_layers(
     masks = dict.fromkeys(kinds, mask)
     if base.sliding_window is not None and "sliding_attention" in kinds:
         masks["sliding_attention"] = mask & _within_window(base.sliding_window, mask, slots, positions)
+    laid_out = {kind: _laid_out(base, part) for kind, part in masks.items()}
+    return _single(laid_out) if len(kinds) == 1 and not getattr(base.config, "layer_types", None) else laid_out
+
+
+def _laid_out(base: BaseModel, mask: torch.Tensor) -> LayerMask:
+    if base.attention == "sdpa":
+        return mask
+    if base.attention == flex.NAME:
+        return flex.block_mask(mask)
     groups = base.num_attention_heads // base.num_kv_heads if base.attention == attention.NAME else 1
-    if base.attention != "sdpa":
-        masks = {kind: attention.prepare_mask(part, groups, base.dtype) for kind, part in masks.items()}
-    return _single(masks) if len(kinds) == 1 and not getattr(base.config, "layer_types", None) else masks
+    return attention.prepare_mask(mask, groups, base.dtype)
 
 
 def _within_window(width: int, mask: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -58,5 +66,5 @@ def _within_window(width: int, mask: torch.Tensor, slots: torch.Tensor, position
     return (positions[:, None, :, None] - key_positions[:, None, None, :]) < width
 
 
-def _single(masks: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _single(masks: Mapping[str, LayerMask]) -> LayerMask:
     return next(iter(masks.values()))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mtp_bench.decode.prefill import PREFILL_CHUNK
 from mtp_bench.errors import InputError
+from mtp_bench.models import flex
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.memory import available_bytes
 
@@ -19,7 +20,7 @@ class MemoryNeed:
 
     Attributes:
         cache: keys and values of all slots.
-        step: the largest pass: logits, masks, and the widest hidden states.
+        step: the largest pass: logits, masks, the widest hidden states, and scores where attention holds them all.
     """
 
     cache: int
@@ -41,8 +42,13 @@ def memory_need(base: BaseModel, *, batch: int, length: int, rows: int, sequence
     masks = max(verify, prefill) * length * (1 + groups * size)
     inner = 3 * int(getattr(base.config, "intermediate_size", 4 * base.hidden_size))
     hidden = max(verify, prefill) * (inner + 8 * base.hidden_size) * size
-    cache = (sequences or batch) * length * base.kv_bytes_per_token
-    return MemoryNeed(cache, verify * base.vocab_size * size + masks + hidden)
+    scores = flex.score_bytes(base.num_attention_heads, max(verify, prefill), length) if _holds_scores(base) else 0
+    step = verify * base.vocab_size * size + masks + hidden + scores
+    return MemoryNeed((sequences or batch) * length * base.kv_bytes_per_token, step)
+
+
+def _holds_scores(base: BaseModel) -> bool:
+    return base.attention == flex.NAME and base.device.type == "cpu"
 
 
 def check_memory(

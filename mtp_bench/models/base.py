@@ -9,15 +9,17 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from torch.nn.attention.flex_attention import BlockMask
 from transformers import PreTrainedModel
 
-from mtp_bench.models import attention
+from mtp_bench.models import attention, flex
 from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_window
 from mtp_bench.models.compiled import compiled
 from mtp_bench.models.engines import Engine
 from mtp_bench.models.packed import packed_copy
 
-Mask = torch.Tensor | dict[str, torch.Tensor] | None
+LayerMask = torch.Tensor | BlockMask
+Mask = LayerMask | dict[str, LayerMask] | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +174,9 @@ class BaseModel:
         Args:
             tokens: int64 [B, R].
             positions: int64 [B, R], position of each row in its sequence.
-            mask: bool [B, 1, R, S] (True = visible), one per attention type where the model mixes them, or None for
-                a plain causal pass without a cache (inside ``stock_attention`` where layers have windows).
+            mask: bool [B, 1, R, S] (True = visible), one per attention type where the model mixes them, as
+                ``decode.masks`` lays it out, or None for a plain causal pass without a cache (inside
+                ``stock_attention`` where layers have windows, and with FlexAttention).
             cache: the KV cache to write into, or None.
 
         Returns:
@@ -280,8 +283,9 @@ class BaseModel:
         Ours also cannot do without a mask where layers have a sliding window, because it is not told of the window.
         """
         ours = self.attention
-        if ours == attention.NAME:
-            self.model.set_attn_implementation("sdpa")
+        if ours in (attention.NAME, flex.NAME):
+            soft_capped = getattr(self.config, "attn_logit_softcapping", None)
+            self.model.set_attn_implementation("eager" if soft_capped else "sdpa")
         try:
             yield
         finally:

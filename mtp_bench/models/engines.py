@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import torch
 
 from mtp_bench.errors import InputError
+from mtp_bench.models import flex
 from mtp_bench.models.compiled import set_up_compiler
 from mtp_bench.models.packed import can_pack
 
@@ -20,19 +21,22 @@ Engine = Literal["eager", "packed", "compiled", "graph"]
 ENGINES: tuple[Engine, ...] = get_args(Engine)
 
 
-def pick_engine(wanted: str, device: torch.device, dtype: torch.dtype) -> Engine:
-    """``auto`` = graph on CUDA, packed on a CPU that can, else eager.
+def pick_engine(wanted: str, device: torch.device, dtype: torch.dtype, attention: str = "auto") -> Engine:
+    """``auto`` = graph on CUDA (with ``flex`` eager), packed on a CPU that can, else eager.
 
     Raises:
         InputError: unknown, or not to be had here.
     """
+    if attention == flex.NAME and device.type == "cuda":
+        set_up_compiler(device)  # whatever the engine, its kernel is compiled
     if wanted == "auto":
         if device.type == "cuda":
-            return "graph"
+            return "eager" if attention == flex.NAME else "graph"
         return "packed" if device.type == "cpu" and can_pack(dtype) else "eager"
     for engine in ENGINES:
         if engine == wanted:
             _require(engine, device, dtype)
+            _require_together(engine, attention)
             return engine
     raise InputError(f"unknown engine {wanted!r}", where="--engine", fix=f"use auto, {', '.join(ENGINES)}")
 
@@ -48,3 +52,12 @@ def _require(engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
         raise InputError(f"graphs are CUDA's, the device is {device}", where="--engine graph", fix="use another engine")
     if engine == "compiled":
         set_up_compiler(device)
+
+
+def _require_together(engine: Engine, attention: str) -> None:
+    if engine == "compiled" and attention == flex.NAME:
+        raise InputError(
+            "FlexAttention cannot be compiled into a pass whose sizes change (torch's CPU code for it fails)",
+            where="--engine compiled --attention flex",
+            fix="use --engine eager or packed with flex, or --attention grouped_sdpa with compiled",
+        )

@@ -18,14 +18,14 @@ from transformers.utils import logging
 from mtp_bench.errors import InputError
 from mtp_bench.files import sha256_bytes, sha256_file, sha256_json
 from mtp_bench.heads.detect import require_base_model
-from mtp_bench.models import aliases, attention, reference
+from mtp_bench.models import aliases, attention, flex, reference
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.engines import Engine, pick_engine
 from mtp_bench.models.memory import available_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-# The others (flash, paged, flex) take no boolean mask of any shape, so a tree cannot be verified with them.
-TREE_ATTENTION = (attention.NAME, "sdpa", "eager")
+# The others (flash, paged) take no boolean mask of any shape, so a tree cannot be verified with them.
+TREE_ATTENTION = (attention.NAME, "sdpa", "eager", flex.NAME)
 # Layer types that decode.masks builds masks for.
 MASKED_LAYERS = ("full_attention", "sliding_attention")
 # Of the free memory, for packed weights: the cache and everything else needs room too.
@@ -57,7 +57,7 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     options = options or LoadOptions()
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device)
-    engine = pick_engine(options.engine, device, dtype)
+    engine = pick_engine(options.engine, device, dtype, options.attention)
     if options.dummy:
         return _dummy(name, dtype, device, engine, options)
     source = _resolve(name)
@@ -145,11 +145,11 @@ def pick_attention(wanted: str, config: Any) -> str:
             fix=f"use auto, {', '.join(TREE_ATTENTION)}",
         )
     soft_capped = bool(getattr(text, "attn_logit_softcapping", None))
-    if soft_capped and wanted not in ("auto", "eager"):
+    if soft_capped and wanted not in ("auto", "eager", flex.NAME):
         raise InputError(
             f"{kind} soft-caps its attention scores, which {wanted} leaves out",
             where="--attention",
-            fix="use auto or eager",
+            fix="use auto, eager or flex",
         )
     if wanted != "auto":
         return wanted

@@ -79,7 +79,10 @@ def run_profile(
     tree = typical_tree(15, depth=heads.max_depth, top_k=options.top_k)
     first = chat.encode([("user", own.prompts[0].turns[0])])
     probe = probe_tree(base, tree, first)
-    say(f"probe: tree logits equal per-path logits (worst {probe.worst:.2g} of {probe.tolerance:g} allowed)")
+    say(
+        f"probe: tree logits with {probe.attention} equal per-path logits "
+        f"(worst {probe.worst:.2g} of {probe.tolerance:g} allowed)"
+    )
     answers = _answer(base, chat, own, run, options)
     trace = _record(base, heads, answers, run, options)
     live = _check(base, heads, trace, answers, options)

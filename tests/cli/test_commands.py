@@ -96,6 +96,8 @@ def test_evaluate_pairs_trees(tables: tuple[str, str], capsys: pytest.CaptureFix
         (["measure-cost", "--load-format", "fast"], "unknown load format"),
         (["measure-cost", "--batch", "1,x"], "no list of batch sizes"),
         (["measure-cost", "--engine", "graph", "--device", "cpu"], "graphs are CUDA's"),
+        (["measure-cost", "--engine", "compiled", "--attention", "flex", "--device", "cpu"], "FlexAttention cannot"),
+        (["measure-cost", "--load-format", "dummy", "--attention", "flex_attention"], "no arbitrary attention mask"),
         (["train-heads", "--method", "magic"], "unknown value 'magic'"),
         (["train-heads", "--lm-head", "magic"], "unknown value 'magic'"),
         (["bench", "--profile", "nowhere"], "no such run folder"),

@@ -86,6 +86,7 @@ def test_soft_capped_attention_needs_eager() -> None:
     for kernel in (attention.NAME, "sdpa"):
         with pytest.raises(InputError, match="soft-cap"):
             pick_attention(kernel, config_of("gemma2"))
+    assert pick_attention("flex", config_of("gemma2")) == "flex"
 
 
 def test_local_folder(folder: Path) -> None:

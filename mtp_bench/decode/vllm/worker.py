@@ -67,7 +67,7 @@ def prepared(settings: dict[str, Any]) -> dict[str, str]:
 
 
 def load(settings: dict[str, Any]) -> Any:
-    """vLLM's engine: its defaults, but for what the other arms do not do either (reuse prompts, serve many requests)."""
+    """vLLM's engine with its defaults, but what other arms lack: prompts used again, many requests at once."""
     from vllm import LLM
 
     speculation = {}

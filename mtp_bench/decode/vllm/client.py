@@ -190,7 +190,7 @@ def vllm_worker(python: str, settings: VllmSettings) -> Iterator[Vllm]:
     Raises:
         InputError: it cannot be started, has no vLLM, or cannot load the model.
     """
-    say("starting vLLM, which compiles for a minute or two the first time ...")
+    say("starting vLLM, which compiles for a minute or two ...")
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process, replies = _start(python, settings, log)
         with replies:

@@ -7,9 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_bench.cli import options
-from mtp_bench.cli.decoding import bench_material, heads_of_run, print_conditions, short_dtype
+from mtp_bench.cli.decoding import bench_material, heads_of_run, print_conditions, ratio_in_words, short_dtype
+from mtp_bench.errors import InputError
 
 DRIFT = 0.05
+# Baselines as the document and people call them.
+BASELINES = {
+    "engine": "this engine, N = 0",
+    "hf": "Hugging Face generate",
+    "vllm": "vLLM",
+    "vllm_lookup": "vLLM's prompt lookup",
+}
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,6 +37,8 @@ def bench(
     limit: Annotated[int, typer.Option("--limit", min=1, help="Prompts to decode, balanced by category.")] = 27,
     repeats: Annotated[int, typer.Option(min=1, help="Times each prompt is decoded by each arm.")] = 2,
     hf: Annotated[bool, typer.Option("--hf/--no-hf", help="Also time Hugging Face generate.")] = True,
+    vllm: options.Vllm = None,
+    vllm_lookup: options.VllmLookup = False,
     batch: Annotated[
         str, typer.Option(help="Batch sizes (1,4,8): more than 1 measures throughput, with requests refilled.")
     ] = "1",
@@ -50,6 +60,8 @@ def bench(
     from mtp_bench.topology import resolve_topology
 
     batches = options.parse_batches(batch)
+    if vllm is not None and batches != (1,):
+        raise InputError("vLLM is timed on one request at a time", where="--vllm", fix="leave it or --batch out")
     run = open_run(profile)
     manifest = run.read_manifest()
     specs = list(topology or [str(run.topology)])
@@ -66,7 +78,9 @@ def bench(
         if json_output:
             emit_json(document)
         return
-    document = bench_run(run, base, drafting, trees, limit=limit, repeats=repeats, hf=hf, seed=seed)
+    document = bench_run(
+        run, base, drafting, trees, limit=limit, repeats=repeats, hf=hf, seed=seed, vllm=vllm, vllm_lookup=vllm_lookup
+    )
     print_bench(document)
     if json_output:
         emit_json(document)
@@ -74,13 +88,15 @@ def bench(
 
 
 def bench_run(
-    run: RunFolder, base: Any, heads: Any, trees: Any, *, limit: int, repeats: int, hf: bool, seed: int
-) -> dict[str, Any]:
+    run: RunFolder, base: Any, heads: Any, trees: Any, *, limit: int, repeats: int, hf: bool, seed: int,
+    vllm: str | None = None, vllm_lookup: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Bench ``trees`` on a run's prompts; writes bench.csv and bench.json; return the document."""
     import torch
 
     from mtp_bench.cost import CostTable
     from mtp_bench.decode.bench import ENGINE_BASELINE, Contender, run_bench
+    from mtp_bench.decode.vllm.client import vllm_arms
     from mtp_bench.files import write_json
     from mtp_bench.models.graph import compile_seconds
     from mtp_bench.profile.bench import Predictor, summarize, write_bench_csv
@@ -98,21 +114,23 @@ def bench_run(
         cost = None
     everyone: dict[str, tuple[Any, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
     timer = StepTimer(base, everyone | {name: (heads, tree) for name, tree in trees.items()}, context, seed=seed)
-    meanwhile = Meanwhile()
-    arms = 1 + hf + len(trees)
-    with progress("bench", arms * len(answers) * repeats, "answers") as advance:
-        contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
-        rows = run_bench(
-            base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, between=timer.round,
-            on_progress=running_totals(advance),
-        )  # fmt: skip
+    contenders = {name: Contender(tree, heads) for name, tree in trees.items()}
+    with vllm_arms(base, vllm, answers, lookup=vllm_lookup) as workers:
+        meanwhile = Meanwhile()
+        arms = 1 + hf + len(workers) + len(trees)
+        with progress("bench", arms * len(answers) * repeats, "answers") as advance:
+            rows = run_bench(
+                base, contenders, answers, repeats=repeats, with_hf=hf, seed=seed, between=timer.round,
+                more={name: worker.arm for name, worker in workers.items()}, on_progress=running_totals(advance),
+            )  # fmt: skip
+        other_work = meanwhile.other_work()
     predictor = Predictor(trace, timer.costs(), cost, context)
     document = summarize(rows, trees, predictor, exact=base.dtype == torch.float32, seed=seed)
     _account(document, base, contenders, answers, context)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
-        "model": model_facts(base), "environment": environment(base.device), "other_work": meanwhile.other_work(),
-        "compile_s": compile_seconds(),
+        "model": model_facts(base), "environment": environment(base.device), "other_work": other_work,
+        "compile_s": compile_seconds(), "vllm": {name: worker.facts for name, worker in workers.items()},
     }  # fmt: skip
     write_bench_csv(run.bench_csv, rows, trees, predictor)
     write_json(run.bench_json, document)
@@ -147,11 +165,9 @@ def _account(
 def print_bench(document: dict[str, Any]) -> None:
     """The table for people."""
     for label, arm in document["baseline"].items():
-        name = "baseline: this engine, N = 0" if label == "engine" else "baseline: Hugging Face generate"
-        text = f"{name}: {arm['tokens_per_s']:.2f} tokens/s, step {arm['step_ms']:.2f} ms"
+        text = f"baseline: {BASELINES[label]}: {arm['tokens_per_s']:.2f} tokens/s, step {arm['step_ms']:.2f} ms"
         text += _prediction(arm)
-        if "speedup_over_hf" in arm:
-            text += f", {_ratio(arm['speedup_over_hf'])} of generate's speed"
+        text += _over_others(arm, "of {}'s speed")
         typer.echo(text)
         _print_account(arm)
     for tree in document["trees"]:
@@ -160,9 +176,8 @@ def print_bench(document: dict[str, Any]) -> None:
             f"{tree['tokens_per_step']:.3f} tokens_per_step, step {tree['step_ms']:.2f} ms"
         )
         typer.echo(text + _prediction(tree))
-        text = f"  speedup {_ratio({'value': tree['speedup'], 'ci': tree['speedup_ci']})} over this engine at N = 0"
-        if "speedup_over_hf" in tree:
-            text += f", {_ratio(tree['speedup_over_hf'])} over Hugging Face generate"
+        over_engine = {"value": tree["speedup"], "ci": tree["speedup_ci"]}
+        text = f"  speedup {ratio_in_words(over_engine)} over this engine at N = 0" + _over_others(tree, "over {}")
         typer.echo(text)
         typer.echo(
             f"  {'lossless' if tree['lossless'] else 'NOT LOSSLESS'}: {tree['divergences']} of {tree['runs']} runs "
@@ -176,6 +191,12 @@ def print_bench(document: dict[str, Any]) -> None:
             f"plain decoding was {100 * abs(promised):.0f}% {change} than the run's costs say: the machine has changed"
         )
     print_conditions(document)
+
+
+def _over_others(arm: dict[str, Any], form: str) -> str:
+    """How fast it is against the other engines; ``form`` takes an engine's name."""
+    over = {BASELINES[label]: arm.get(f"speedup_over_{label}") for label in BASELINES}
+    return "".join(f", {ratio_in_words(ratio)} {form.format(name)}" for name, ratio in over.items() if ratio)
 
 
 def _prediction(arm: dict[str, Any]) -> str:
@@ -214,11 +235,6 @@ def check_bench(document: dict[str, Any], fail_under: float | None) -> None:
     best = max((tree["speedup"] for tree in document["trees"]), default=0.0)
     if fail_under is not None and best < fail_under:
         raise CheckFailed(f"the best tree's speedup is {best:.3f}x", where=f"--fail-under {fail_under}")
-
-
-def _ratio(ratio: dict[str, Any]) -> str:
-    interval = f" [{ratio['ci'][0]:.3f}, {ratio['ci'][1]:.3f}]" if ratio["ci"] else ""
-    return f"{ratio['value']:.3f}x{interval}"
 
 
 def _label(spec: str, run: RunFolder) -> str:

@@ -28,6 +28,8 @@ def compare(
         bool, typer.Option("--hf-static/--no-hf-static", help="Also time generate with its static cache.")
     ] = False,
     lookup: Annotated[bool, typer.Option("--lookup/--no-lookup", help="Also time its prompt-lookup decoding.")] = True,
+    vllm: options.Vllm = None,
+    vllm_lookup: options.VllmLookup = False,
     device: options.Device = "auto",
     engine: options.RunEngine = None,
     seed: options.Seed = 0,
@@ -41,6 +43,7 @@ def compare(
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
     from mtp_bench.decode.bench import ENGINE_BASELINE, Contender, run_bench
+    from mtp_bench.decode.vllm.client import vllm_arms
     from mtp_bench.files import write_json
     from mtp_bench.models.graph import compile_seconds
     from mtp_bench.profile.compare import check_comparable, compare_document
@@ -67,20 +70,23 @@ def compare(
     entries: dict[str, tuple[AnyHeads | None, Topology]] = {ENGINE_BASELINE: (None, StaticTree(()))}
     entries |= {name: (one.heads, one.topology) for name, one in contenders.items()}
     timer = StepTimer(base, entries, context, seed=seed)
-    meanwhile = Meanwhile()
-    arms = 1 + hf + static + lookup + len(contenders)
-    with progress("compare", arms * len(answers) * repeats, "answers") as advance:
-        rows = run_bench(
-            base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, with_static=static,
-            seed=seed, between=timer.round, on_progress=running_totals(advance),
-        )  # fmt: skip
+    with vllm_arms(base, vllm, answers, lookup=vllm_lookup) as workers:
+        meanwhile = Meanwhile()
+        arms = 1 + hf + static + lookup + len(workers) + len(contenders)
+        with progress("compare", arms * len(answers) * repeats, "answers") as advance:
+            rows = run_bench(
+                base, contenders, answers, repeats=repeats, with_hf=hf, with_lookup=lookup, with_static=static,
+                more={name: worker.arm for name, worker in workers.items()},
+                seed=seed, between=timer.round, on_progress=running_totals(advance),
+            )  # fmt: skip
+        other_work = meanwhile.other_work()
     exact = base.dtype == torch.float32
     document = compare_document(rows, entrants, chosen, context, timer.costs(), exact=exact, seed=seed)
     _account(document, base, entries, context)
     document |= {
         "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],
-        "model": model_facts(base), "environment": environment(base.device), "other_work": meanwhile.other_work(),
-        "compile_s": compile_seconds(),
+        "model": model_facts(base), "environment": environment(base.device), "other_work": other_work,
+        "compile_s": compile_seconds(), "vllm": {name: worker.facts for name, worker in workers.items()},
     }  # fmt: skip
     write_json(out / "compare.json", document)
     write_comparison(document, out)
@@ -134,7 +140,7 @@ def print_comparison(document: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from mtp_bench.cli.decoding import print_conditions
+    from mtp_bench.cli.decoding import print_conditions, ratio_in_words
 
     columns = (
         "",
@@ -167,6 +173,10 @@ def print_comparison(document: dict[str, Any]) -> None:
         )
     Console(width=150, highlight=False).print(table)
     typer.echo(document["verdict"])
+    for one in document["over_others"]:
+        ratios = ", ".join(f"{ratio_in_words(other)} {other['name']}" for other in one["over"])
+        if ratios:
+            typer.echo(f"{one['name']}: {ratios}")
     typer.echo(f"this device copies {document['limits']['copy_bytes_per_s'] / 1e9:.1f} GB/s")
     print_conditions(document)
     broken = [one["name"] for one in document["methods"] if not one["lossless"]]

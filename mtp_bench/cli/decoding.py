@@ -9,6 +9,8 @@ import typer
 from mtp_bench.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mtp_bench.decode.answers import Answer
     from mtp_bench.runs import RunFolder
     from mtp_bench.trace import RankTrace
@@ -65,8 +67,17 @@ def choose_prompts(trace: Any, limit: int) -> list[int]:
     return sorted(chosen)
 
 
+def ratio_in_words(ratio: Mapping[str, Any]) -> str:
+    """``1.234x [1.200, 1.267]``."""
+    interval = f" [{ratio['ci'][0]:.3f}, {ratio['ci'][1]:.3f}]" if ratio["ci"] else ""
+    return f"{ratio['value']:.3f}x{interval}"
+
+
 def print_conditions(document: dict[str, Any]) -> None:
-    """What the engine took to get ready, where it took anything, and who else used the machine."""
+    """Other engines, what ours took to get ready, where it took anything, and who else used the machine."""
+    if document["vllm"]:
+        facts = next(iter(document["vllm"].values()))
+        typer.echo(f"vLLM {facts['vllm']} with torch {facts['torch']}, {facts['dtype']}, {facts['threads']} threads")
     if document["compile_s"]:
         typer.echo(f"compiling took {document['compile_s']:.1f} s, in none of these figures")
     if document["other_work"]:

@@ -62,6 +62,12 @@ DynamicTopK = Annotated[
     typer.Option(help="EAGLE: record or cost dynamic trees with these top_k too (2,4,8 when left out; 0 = none)."),
 ]
 Profile = Annotated[str | None, typer.Option("--profile", help="Run folder or trace.npz; the newest run if left out.")]
+Vllm = Annotated[
+    str | None, typer.Option("--vllm", help="A Python whose environment has vLLM's CPU build: also time vLLM.")
+]
+VllmLookup = Annotated[
+    bool, typer.Option("--vllm-lookup/--no-vllm-lookup", help="With --vllm: also time its prompt-lookup decoding.")
+]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Sequences decoded together.")]
 Batches = Annotated[str, typer.Option("--batch", help="Batch sizes, e.g. 1,4,8.")]
 Topologies = Annotated[

@@ -30,7 +30,11 @@ ENGINE_BASELINE = "baseline:engine"
 HF_BASELINE = "baseline:hf-generate"
 HF_STATIC = "baseline:hf-static-cache"
 HF_LOOKUP = "baseline:hf-prompt-lookup"
+VLLM_BASELINE = "baseline:vllm"
+VLLM_LOOKUP = "baseline:vllm-prompt-lookup"
 LOOKUP_TOKENS = 10
+# The longest n-gram that prompt lookup looks for: generate's default.
+LOOKUP_NGRAM = 2
 NARROW_CHUNK = 8
 WARM_UP_TOKENS = 16
 
@@ -82,6 +86,7 @@ def run_bench(
     with_hf: bool = True,
     with_lookup: bool = False,
     with_static: bool = False,
+    more: Mapping[str, Arm] | None = None,
     seed: int = 0,
     between: Callable[[], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -93,6 +98,7 @@ def run_bench(
     Args:
         with_hf: Hugging Face ``generate`` too; with_static: and with its static cache; with_lookup: and its
             prompt-lookup decoding, which drafts n-grams of the text so far and needs no heads.
+        more: further arms by name: other engines.
         between: called after all arms have decoded a prompt.
     """
     others: dict[str, Arm] = {}
@@ -102,7 +108,7 @@ def run_bench(
         others[HF_STATIC] = lambda answer: hf_generate(base, _request(answer), static_cache=True)
     if with_lookup:
         others[HF_LOOKUP] = lambda answer: hf_generate(base, _request(answer), lookup_tokens=LOOKUP_TOKENS)
-    arms = _arms(base, contenders, answers, others)
+    arms = _arms(base, contenders, answers, {**others, **(more or {})})
     for arm in arms.values():
         arm(replace(answers[0], tokens=answers[0].tokens[:WARM_UP_TOKENS]))
     order = np.random.default_rng(seed)

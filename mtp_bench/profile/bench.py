@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from mtp_bench.cost import CostTable
-from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, BenchRow
+from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, VLLM_BASELINE, VLLM_LOOKUP, BenchRow
 from mtp_bench.errors import InputError
 from mtp_bench.files import write_text
 from mtp_bench.profile.costs import StepCost
@@ -20,6 +20,8 @@ from mtp_bench.topology import StaticTree, Topology
 from mtp_bench.trace import RankTrace, paired_ratio, ratio_interval, replay
 
 SCHEMA = "mtp-bench/bench"
+# Other engines, as the document calls them.
+OTHERS = {"hf": HF_BASELINE, "vllm": VLLM_BASELINE, "vllm_lookup": VLLM_LOOKUP}
 
 
 @dataclass(frozen=True)
@@ -67,18 +69,18 @@ def summarize(
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     baseline = {"engine": _predicted_figures(rows, ENGINE_BASELINE, StaticTree(()), predictor, exact)}
-    if HF_BASELINE in arms:
-        baseline["hf"] = arm_figures(rows, HF_BASELINE, None, exact)
-    if "hf" in baseline:
-        baseline["engine"]["speedup_over_hf"] = speedup_between(rows, HF_BASELINE, ENGINE_BASELINE, seed)
+    others = {key: arm for key, arm in OTHERS.items() if arm in arms}
+    for key, arm in others.items():
+        baseline[key] = arm_figures(rows, arm, None, exact)
+        baseline["engine"][f"speedup_over_{key}"] = speedup_between(rows, arm, ENGINE_BASELINE, seed)
     tree_documents = []
     for name, tree in trees.items():
         document = _predicted_figures(rows, name, tree, predictor, exact)
         over_engine = speedup_between(rows, ENGINE_BASELINE, name, seed)
         document |= {"tree": name, "num_nodes": tree.num_nodes, "depth": tree.depth, "id": tree.id}
         document |= {"speedup": over_engine["value"], "speedup_ci": over_engine["ci"]}
-        if "hf" in baseline:
-            document["speedup_over_hf"] = speedup_between(rows, HF_BASELINE, name, seed)
+        for key, arm in others.items():
+            document[f"speedup_over_{key}"] = speedup_between(rows, arm, name, seed)
         replayed = replay(predictor.trace, tree)
         document["replayed_steps"] = replayed.total_steps
         tree_documents.append(document)

@@ -9,7 +9,15 @@ from typing import Any
 import numpy as np
 
 from mtp_bench.cost import CostTable
-from mtp_bench.decode.bench import ENGINE_BASELINE, HF_BASELINE, HF_LOOKUP, HF_STATIC, BenchRow
+from mtp_bench.decode.bench import (
+    ENGINE_BASELINE,
+    HF_BASELINE,
+    HF_LOOKUP,
+    HF_STATIC,
+    VLLM_BASELINE,
+    VLLM_LOOKUP,
+    BenchRow,
+)
 from mtp_bench.errors import InputError
 from mtp_bench.profile.bench import arm_figures, speedup_between
 from mtp_bench.profile.costs import StepCost
@@ -29,6 +37,8 @@ NAMES = {
     HF_BASELINE: "Hugging Face generate",
     HF_STATIC: "Hugging Face generate, static cache",
     HF_LOOKUP: "Hugging Face prompt lookup",
+    VLLM_BASELINE: "vLLM",
+    VLLM_LOOKUP: "vLLM prompt lookup",
 }
 
 
@@ -112,6 +122,7 @@ def compare_document(
         "prompts": len(chosen),
         "methods": methods,
         "verdict": verdict(rows, methods, seed),
+        "over_others": over_others(rows, methods, seed),
         "same_size": [_sizes(entrant) for entrant in entrants],
         "transfer": [_transfer(entrant, context) for entrant in entrants],
     }
@@ -144,7 +155,7 @@ def _method(
             "draft_ms": None if step is None else step.draft_ms,
             "verify_ms": None if step is None else step.verify_ms,
         }
-    elif arm == HF_LOOKUP:
+    elif arm in (HF_LOOKUP, VLLM_LOOKUP):
         facts["topology"] = "n-grams of the text so far"
     own = {name: [row for row in rows if row.category == name] for name in dict.fromkeys(row.category for row in rows)}
     return {
@@ -175,6 +186,25 @@ def verdict(rows: Sequence[BenchRow], methods: Sequence[Mapping[str, Any]], seed
         f"{best['name']} {ratio['value']:.2f}x the speed of {second['name']} on these prompts [{low:.2f}, {high:.2f}]"
     )
     return f"tie: {text}" if low <= 1 <= high else text
+
+
+def over_others(rows: Sequence[BenchRow], methods: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
+    """Our engine without speculation, and our fastest topology, each against every other engine, in pairs."""
+    ours = [method for method in methods if method["arm"] not in NAMES]
+    fastest = max(ours, key=lambda method: method["tokens_per_s"], default=None)
+    plain = [method for method in methods if method["arm"] == ENGINE_BASELINE]
+    others = [method for method in methods if method["arm"] in NAMES and method["arm"] != ENGINE_BASELINE]
+    return [
+        {
+            "name": one["name"],
+            "arm": one["arm"],
+            "over": [
+                {"name": other["name"], "arm": other["arm"], **speedup_between(rows, other["arm"], one["arm"], seed)}
+                for other in others
+            ],
+        }
+        for one in [*plain, *([fastest] if fastest is not None else [])]
+    ]
 
 
 def _sizes(entrant: Entrant) -> dict[str, Any]:

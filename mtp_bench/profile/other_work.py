@@ -10,8 +10,11 @@ import os
 from pathlib import Path
 
 ACCOUNTS = Path("/proc/stat")
+PROCESSES = Path("/proc")
 # Columns of the line of all processors, in clock ticks (proc(5)).
 IDLE, IOWAIT, STEAL, COLUMNS = 3, 4, 7, 8
+# Fields of a process after its name: its parent, and the ticks of itself and of children that have ended.
+PARENT, TICKS = 1, slice(11, 15)
 
 
 class Meanwhile:
@@ -46,4 +49,24 @@ def _accounts() -> tuple[float, float, float, float] | None:
         return None
     second = os.sysconf("SC_CLK_TCK")
     total, idle, stolen = sum(ticks), ticks[IDLE] + ticks[IOWAIT], ticks[STEAL]
-    return total / second, (total - idle - stolen) / second, stolen / second, sum(os.times()[:4])
+    own = sum(os.times()[:4]) + _living_children() / second
+    return total / second, (total - idle - stolen) / second, stolen / second, own
+
+
+def _living_children() -> int:
+    """Ticks of the processes that this one started, and of theirs; those that have ended are among our own times."""
+    parents, ticks = {}, {}
+    for path in PROCESSES.glob("[0-9]*/stat"):
+        try:
+            # The name stands in parentheses and may hold anything.
+            fields = path.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            process = int(path.parent.name)
+            parents[process], ticks[process] = int(fields[PARENT]), sum(map(int, fields[TICKS]))
+        except (OSError, ValueError, IndexError):
+            # It has ended meanwhile.
+            continue
+    ours, found = {os.getpid()}, 0
+    while children := {process for process, parent in parents.items() if parent in ours} - ours:
+        found += sum(ticks[process] for process in children)
+        ours |= children
+    return found

@@ -3,8 +3,8 @@
     python tests/benchmarks/suite.py --out results/compare-cpu
 
 1. Profiles and optimizes the reference model with its shipped Medusa heads, EAGLE-1 and EAGLE-3 draft.
-2. Compares them with this engine at N = 0, Hugging Face ``generate`` with its default and its static cache, and
-   prompt lookup: interleaved, paired, one table.
+2. Compares them with this engine at N = 0, Hugging Face ``generate`` with its default and its static cache, prompt
+   lookup, and vLLM's CPU build where ``--vllm`` names a Python that has it: interleaved, paired, one table.
 3. Decodes in batches: throughput against batch size.
 4. Measures how a step's cost grows with rows, batch and context.
 
@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--heads", default="medusa,eagle1,eagle3")
     parser.add_argument("--limit", type=int, default=108, help="prompts profiled")
     parser.add_argument("--decoded", type=int, default=18, help="prompts decoded by every arm")
+    parser.add_argument("--vllm", help="a Python whose environment has vLLM's CPU build")
     parser.add_argument("--batch", default="1,2,4,8")
     parser.add_argument("--stages", default="profile,compare,batch,scale")
     options = parser.parse_args(arguments)
@@ -56,6 +57,7 @@ def _stages(options: argparse.Namespace) -> list[tuple[Path, list[str]]]:
             (path / "topology.json", ["optimize-tree", "--profile", str(path), "--budget", "63"]),
         ]
     compare = ["compare", *map(str, runs), "--hf-static", "--limit", str(options.decoded), "--repeats", "1"]
+    compare += ["--vllm", options.vllm] if options.vllm else []
     stages["compare"] = [(out / "compare" / "compare.csv", [*compare, "--out", str(out / "compare")])]
     bench = ["bench", "--profile", str(runs[0]), "--batch", options.batch, "--limit", "32", "--repeats", "1"]
     stages["batch"] = [(runs[0] / "throughput.csv", bench)]

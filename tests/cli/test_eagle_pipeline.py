@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from tiny_hydra import hydra_tensors, write_hydra
 from tiny_models import one_thread, random_eagle, random_heads, save_tiny_model, tiny_base
 from typer.testing import CliRunner
 
+from mtp_bench import cli
 from mtp_bench.cli import app
 from mtp_bench.cost import CostTable
 from mtp_bench.errors import InputError
@@ -184,6 +186,71 @@ def test_compare(folder: Path) -> None:
     names = {path.name for path in (out / "plots").iterdir()}
     assert {"speeds.png", "categories.png", "sizes.png", "transfer.png"} <= names
     assert (out / "compare.csv").read_text().count("\n") == 6
+
+
+@pytest.fixture
+def vllm(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The options for a stand-in that recites the runs' answers."""
+    lines = (folder / "runs" / "medusa" / "answers.jsonl").read_text().splitlines()[1:]
+    answers = [[one["prompt"], one["tokens"]] for one in map(json.loads, lines)]
+    (tmp_path / "answers.json").write_text(json.dumps(answers))
+    monkeypatch.setenv("STAND_IN_ANSWERS", str(tmp_path / "answers.json"))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "decode" / "stand_in"))
+    return ["--vllm", sys.executable, "--vllm-lookup"]
+
+
+def test_compare_with_vllm(folder: Path, tmp_path: Path, vllm: list[str]) -> None:
+    out = tmp_path / "compare"
+    medusa = str(folder / "runs" / "medusa")
+    output = run("compare", medusa, "--limit", "4", "--repeats", "1", *vllm, "--out", str(out), "--json")
+    document = json.loads(output.splitlines()[-1])
+    methods = {one["arm"]: one for one in document["methods"]}
+    plain, lookup = methods["baseline:vllm"], methods["baseline:vllm-prompt-lookup"]
+    assert (plain["name"], lookup["name"]) == ("vLLM", "vLLM prompt lookup")
+    for one in (plain, lookup):
+        assert (one["lossless"], one["divergences"], one["tokens"]) == (True, 0, methods["medusa"]["tokens"])
+    assert plain["tokens_per_step"] == 1.0 < lookup["tokens_per_step"]
+    assert document["over_others"][0]["arm"] == "baseline:engine"
+    others = {"baseline:hf-generate", "baseline:hf-prompt-lookup", plain["arm"], lookup["arm"]}
+    for one in document["over_others"]:
+        assert {other["arm"] for other in one["over"]} == others
+        for other in one["over"]:
+            expected = methods[one["arm"]]["tokens_per_s"] / methods[other["arm"]]["tokens_per_s"]
+            assert other["value"] == pytest.approx(expected)
+    assert document["vllm"]["baseline:vllm"]["vllm"] == "0.0.stand-in"
+    assert document["vllm"]["baseline:vllm-prompt-lookup"]["lookup_tokens"] == 10
+    assert "vLLM 0.0.stand-in with torch 0.0+stand.in, float32" in output
+    table = (out / "compare.csv").read_text()
+    assert "\nvLLM," in table
+    assert "\nvLLM prompt lookup," in table
+
+
+def test_bench_with_vllm(folder: Path, vllm: list[str]) -> None:
+    medusa = ["--profile", str(folder / "runs" / "medusa")]
+    output = run("bench", *medusa, "--limit", "3", "--repeats", "1", *vllm, "--json")
+    document = json.loads(output.splitlines()[-1])
+    engine, [tree] = document["baseline"]["engine"], document["trees"]
+    for key in ("hf", "vllm", "vllm_lookup"):
+        other = document["baseline"][key]
+        assert other["lossless"]
+        assert engine[f"speedup_over_{key}"]["value"] == pytest.approx(engine["tokens_per_s"] / other["tokens_per_s"])
+        assert tree[f"speedup_over_{key}"]["value"] == pytest.approx(tree["tokens_per_s"] / other["tokens_per_s"])
+    assert document["vllm"]["baseline:vllm"]["vllm"] == "0.0.stand-in"
+    assert "baseline: vLLM's prompt lookup: " in output
+    assert " of vLLM's speed" in output
+    with pytest.raises(InputError, match="one request at a time"):
+        run("bench", *medusa, "--batch", "1,2", *vllm)
+
+
+def test_vllm_that_is_not_there_ends_a_command_with_code_2(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    command = ["bench", "--profile", str(folder / "runs" / "medusa"), "--limit", "2", "--vllm", sys.executable]
+    assert cli.run(command) == 2
+    error = capsys.readouterr().err
+    assert "No module named 'vllm'" in error
+    assert "-> install vLLM's CPU build" in error
 
 
 def test_runs_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path) -> None:

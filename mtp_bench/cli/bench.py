@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mtp_bench.cli import options
-from mtp_bench.cli.decoding import bench_material, heads_of_run, print_conditions, ratio_in_words, short_dtype
+from mtp_bench.cli.decoding import (
+    bench_material,
+    engine_of_run,
+    heads_of_run,
+    print_conditions,
+    ratio_in_words,
+    short_dtype,
+)
 from mtp_bench.errors import InputError
 
 DRIFT = 0.05
@@ -46,6 +53,7 @@ def bench(
         float | None, typer.Option(help="Exit code 3 if the best tree's speedup is below this.")
     ] = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     attention: Annotated[str | None, typer.Option("--attention", help="The run's when left out.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", help="The run's when left out.")] = None,
     engine: options.RunEngine = None,
@@ -69,7 +77,8 @@ def bench(
     facts = manifest["model"]
     base = load_base(
         model or facts["name"], dtype=dtype or short_dtype(facts["dtype"]), device=device,
-        attention=attention or facts["attention"], engine=engine or facts.get("engine", "eager"), seed=seed,
+        attention=attention or facts["attention"], engine=engine or engine_of_run(facts, device_map), seed=seed,
+        device_map=device_map,
     )  # fmt: skip
     drafting = heads_of_run(manifest, base, heads)
     if batches != (1,):
@@ -129,7 +138,7 @@ def bench_run(
     _account(document, base, contenders, answers, context)
     document |= {
         "created": timestamp(), "prompts": len(answers), "repeats": repeats, "context": context,
-        "model": model_facts(base), "environment": environment(base.device), "other_work": other_work,
+        "model": model_facts(base), "environment": environment(base), "other_work": other_work,
         "compile_s": compile_seconds(), "vllm": {name: worker.facts for name, worker in workers.items()},
     }  # fmt: skip
     write_bench_csv(run.bench_csv, rows, trees, predictor)

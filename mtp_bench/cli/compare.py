@@ -31,6 +31,7 @@ def compare(
     vllm: options.Vllm = None,
     vllm_lookup: options.VllmLookup = False,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     engine: options.RunEngine = None,
     seed: options.Seed = 0,
     out: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("results/compare"),
@@ -39,7 +40,7 @@ def compare(
     """Decode the same prompts with every run's heads and winning topology, interleaved; table, plots and verdict."""
     import torch
 
-    from mtp_bench.cli.decoding import choose_prompts, heads_of_run, short_dtype
+    from mtp_bench.cli.decoding import choose_prompts, engine_of_run, heads_of_run, short_dtype
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.output import emit_json
     from mtp_bench.decode.bench import ENGINE_BASELINE, Contender, run_bench
@@ -61,7 +62,7 @@ def compare(
     facts = first.manifest["model"]
     base = load_base(
         facts["name"], dtype=short_dtype(facts["dtype"]), device=device, attention=facts["attention"],
-        engine=engine or facts.get("engine", "eager"), seed=seed,
+        engine=engine or engine_of_run(facts, device_map), seed=seed, device_map=device_map,
     )  # fmt: skip
     contenders = {one.label: Contender(one.topology, heads_of_run(dict(one.manifest), base, None)) for one in entrants}
     chosen = choose_prompts(first.trace, limit)
@@ -85,7 +86,7 @@ def compare(
     _account(document, base, entries, context)
     document |= {
         "created": timestamp(), "repeats": repeats, "runs": [str(one.run.path) for one in entrants],
-        "model": model_facts(base), "environment": environment(base.device), "other_work": other_work,
+        "model": model_facts(base), "environment": environment(base), "other_work": other_work,
         "compile_s": compile_seconds(), "vllm": {name: worker.facts for name, worker in workers.items()},
     }  # fmt: skip
     write_json(out / "compare.json", document)

@@ -52,6 +52,11 @@ def heads_of_run(manifest: dict[str, Any], base: Any, named: str | None) -> Any:
     return heads
 
 
+def engine_of_run(facts: dict[str, Any], device_map: str | None) -> str:
+    """The engine a run was profiled with (``facts`` of its model), where a model that is split can have it."""
+    return str(facts.get("engine", "eager")) if device_map is None else "auto"
+
+
 def choose_prompts(trace: Any, limit: int) -> list[int]:
     """Indices of ``limit`` answers of at least 16 tokens, round-robin over categories, in trace order."""
     by_category: dict[str, list[int]] = {}

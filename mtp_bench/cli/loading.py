@@ -17,17 +17,23 @@ if TYPE_CHECKING:
 
 def load_base(
     model: str, *, dtype: str = "auto", device: str = "auto", attention: str = "auto", engine: str = "auto",
-    load_format: str = "auto", seed: int = 0,
+    load_format: str = "auto", seed: int = 0, device_map: str | None = None,
 ) -> BaseModel:  # fmt: skip
     """Load the base model and say what ``auto`` picked."""
     from mtp_bench.models.load import LoadOptions, load_base_model
+    from mtp_bench.models.split import layers_by_place
 
     if load_format not in ("auto", "dummy"):
         raise InputError(f"unknown load format {load_format!r}", where="--load-format", fix="use auto or dummy")
-    base = load_base_model(model, LoadOptions(dtype, device, attention, engine, load_format == "dummy", seed))
+    dummy = load_format == "dummy"
+    base = load_base_model(model, LoadOptions(dtype, device, attention, engine, dummy, seed, device_map))
     picked = str(base.dtype).removeprefix("torch.")
     millions = base.num_parameters / 1e6
-    how = f"{picked} on {base.device}, {base.attention}, {base.engine}"
+    where = str(base.device)
+    if base.device_map is not None:
+        layers = layers_by_place(base.model, base.device_map)
+        where = f"{', '.join(f'{place} ({n} layers)' for place, n in layers.items())}, LM head on {base.device}"
+    how = f"{picked} on {where}, {base.attention}, {base.engine}"
     say(f"base model {base.name}: {millions:.0f}M parameters, {how}")
     return base
 

@@ -37,6 +37,7 @@ class MeasureOptions:
     heads: str | None = None
     device: str = "auto"
     seed: int = 0
+    device_map: str | None = None
 
 
 def check_measurable(
@@ -72,7 +73,7 @@ def measure_and_write(
     found: Optimization, document: dict[str, Any], measured: Measured, options: MeasureOptions, out: Path | None
 ) -> dict[str, Any]:
     """Race, print, and write measured.csv, the topology and, unless ``out`` is given, the run's optimize.json."""
-    from mtp_bench.cli.decoding import bench_material, heads_of_run, short_dtype
+    from mtp_bench.cli.decoding import bench_material, engine_of_run, heads_of_run, short_dtype
     from mtp_bench.cli.loading import load_base
     from mtp_bench.cli.winner import write_winner
     from mtp_bench.profile.bench import Predictor
@@ -92,10 +93,13 @@ def measure_and_write(
     trace, answers, context = bench_material(run, options.limit)
     base = load_base(
         options.model or facts["name"], dtype=short_dtype(facts["dtype"]), device=options.device,
-        attention=facts["attention"], engine=facts.get("engine", "eager"), seed=options.seed,
+        attention=facts["attention"], engine=engine_of_run(facts, options.device_map), seed=options.seed,
+        device_map=options.device_map,
     )  # fmt: skip
-    if str(base.device) != facts["device"]:
-        warn(f"the run's costs are those of {facts['device']}, candidates race on {base.device}")
+    here = model_facts(base)
+    if (here["device"], here.get("device_map")) != (facts["device"], facts.get("device_map")):
+        how = "; the layers are split otherwise" if here["device"] == facts["device"] else ""
+        warn(f"the run's costs are those of {facts['device']}, candidates race on {here['device']}{how}")
     heads = heads_of_run(manifest, base, options.heads)
     rules = RaceRules(seed=options.seed)
     used = [options.heads, manifest["heads"]["hash"]]
@@ -103,8 +107,8 @@ def measure_and_write(
     race = _race(candidates, answers, log.keeping(decoding_heat(base, heads, candidates, answers)), rules, log.resumed)
     result = measured_document(race, candidates, Predictor(trace, {}, measured.cost, context))
     result |= {
-        "created": timestamp(), "context": context, "resumed_prompts": log.resumed, "model": model_facts(base),
-        "environment": environment(base.device),
+        "created": timestamp(), "context": context, "resumed_prompts": log.resumed, "model": here,
+        "environment": environment(base),
     }  # fmt: skip
     document = {**document, "measured": result}
     write_laps(run.measured_csv, race, answers)

@@ -37,6 +37,7 @@ def measure_cost(
     load_format: options.LoadFormat = "auto",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     attention: options.Attention = "auto",
     engine: options.Engine = "auto",
     seed: options.Seed = 0,
@@ -54,8 +55,9 @@ def measure_cost(
 
     batches = options.parse_batches(batch)
     base = load_base(
-        model, dtype=dtype, device=device, attention=attention, engine=engine, load_format=load_format, seed=seed
-    )
+        model, dtype=dtype, device=device, attention=attention, engine=engine, load_format=load_format, seed=seed,
+        device_map=device_map,
+    )  # fmt: skip
     loaded, info = load_heads(heads, base) if heads else (None, None)
     surface = SurfaceOptions(
         max_rows=max_rows, contexts=tuple(sorted(set(context or (128, 512)))), batches=batches,

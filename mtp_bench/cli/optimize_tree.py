@@ -86,6 +86,7 @@ def optimize_tree(
     model: Annotated[str | None, typer.Option("--model", help="For --measure; the run's model when left out.")] = None,
     heads: Annotated[str | None, typer.Option("--heads", help="For --measure; the run's heads when left out.")] = None,
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     seed: options.Seed = 0,
     out: Annotated[
         Path | None, typer.Option("--out", help="Topology file; the run's topology.json if left out.")
@@ -138,7 +139,7 @@ def optimize_tree(
             storage=storage, study=study, weights=weights, **kinds, **limits,
         )  # fmt: skip
         if measure:
-            race = MeasureOptions(measure_limit, measure_candidates, model, heads, device, seed)
+            race = MeasureOptions(measure_limit, measure_candidates, model, heads, device, seed, device_map)
             document = measure_and_write(found, document, measured, race, out)
     if json_output:
         emit_json(document)

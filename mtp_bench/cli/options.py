@@ -34,6 +34,14 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="Use only so m
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=2, help="Tokens to emit per answer at most.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="auto, bf16, fp16 or fp32.")]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map",
+        help="Split the base model by layers over all GPUs: auto, balanced, balanced_low_0, sequential, or a JSON file "
+        "{module: device}; runs eagerly.",
+    ),
+]
 Attention = Annotated[
     str,
     typer.Option(

@@ -16,6 +16,7 @@ def probe(
     load_format: options.LoadFormat = "auto",
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     attention: options.Attention = "auto",
     engine: options.Engine = "auto",
     seed: options.Seed = 0,
@@ -29,8 +30,9 @@ def probe(
 
     tree = resolve(topology)
     base = load_base(
-        model, dtype=dtype, device=device, attention=attention, engine=engine, load_format=load_format, seed=seed
-    )
+        model, dtype=dtype, device=device, attention=attention, engine=engine, load_format=load_format, seed=seed,
+        device_map=device_map,
+    )  # fmt: skip
     prompt = [(7 * i + 3) % base.vocab_size for i in range(24)]
     result = probe_tree(base, tree, prompt, seed=seed)
     typer.echo(

@@ -39,6 +39,7 @@ def profile(
     shard: Annotated[str | None, typer.Option(help=SHARD_HELP)] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     attention: options.Attention = "auto",
     engine: options.Engine = "auto",
     raw: options.Raw = False,
@@ -59,7 +60,10 @@ def profile(
         say(f"shard {part.index}/{part.count}, as the launcher's environment says (--shard 0/1: all prompts)")
     # Before the model is loaded, so that a broken file is refused at once.
     prompt_set = load_prompts(prompts, limit)
-    base = load_base(model, dtype=dtype, device=part.device(device), attention=attention, engine=engine, seed=seed)
+    base = load_base(
+        model, dtype=dtype, device=device if device_map else part.device(device), attention=attention, engine=engine,
+        seed=seed, device_map=device_map,
+    )  # fmt: skip
     loaded, info = load_heads(heads, base, aux_layers=aux_layers, depth=depth)
     run = RunFolder(part.folder(out) if out else default_folder(RESULTS, base, part.part))
     dynamic = options.parse_dynamic_top_ks(dynamic_top_k, info.method)

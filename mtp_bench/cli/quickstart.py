@@ -44,6 +44,7 @@ def quickstart(
     fast: Annotated[bool, typer.Option("--fast", help="A shorter run with wider intervals.")] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     engine: options.Engine = "auto",
     budget: Annotated[int, typer.Option(min=1, help="Most nodes of a tree.")] = 63,
     seed: options.Seed = 0,
@@ -65,7 +66,7 @@ def quickstart(
     start = time.perf_counter()
     effort = FAST if fast else FULL
     say("1/4 profile: text, acceptance rates, costs")
-    base = load_base(ALIAS, dtype=dtype, device=device, engine=engine, seed=seed)
+    base = load_base(ALIAS, dtype=dtype, device=device, engine=engine, seed=seed, device_map=device_map)
     heads, info = load_heads(None, base)
     run = RunFolder(out or RESULTS / ("quickstart-fast" if fast else "quickstart"))
     command = command_line()

@@ -59,7 +59,7 @@ def throughput_run(
     document |= {
         "created": timestamp(), "prompts": len(answers), "context": context, "longest_context": longest,
         "model": model_facts(base),
-        "environment": environment(base.device), "other_work": meanwhile.other_work(),
+        "environment": environment(base), "other_work": meanwhile.other_work(),
         "compile_s": compile_seconds(),
     }  # fmt: skip
     write_json(run.throughput, document)

@@ -85,6 +85,7 @@ def train_heads(
     ] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    device_map: options.DeviceMap = None,
     raw: options.Raw = False,
     seed: options.Seed = 0,
     json_output: options.Json = False,
@@ -123,7 +124,7 @@ def train_heads(
             batch=batch_positions,
             seed=seed,
         )
-    base = load_base(model, dtype=dtype, device=device, seed=seed)
+    base = load_base(model, dtype=dtype, device=device, seed=seed, device_map=device_map)
     start = None
     if init is not None:
         start, recipe = _start(init, base, method, recipe)

@@ -1,11 +1,14 @@
 """One static KV cache, written in place; after acceptance one gather moves the accepted rows.
 
 Layout ``[layers, 2, B, kv_heads, S, head_dim]`` in one allocation, so that moving accepted rows is a single indexing
-operation over all layers. Nothing here grows during decoding.
+operation over all layers. A model split over devices has one such part for each run of layers on one device. Nothing
+here grows during decoding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -61,14 +64,28 @@ class TreeCache(Cache):
 
     @classmethod
     def allocate(cls, base: BaseModel, *, batch: int, length: int) -> TreeCache:
-        """Zeroed cache for ``batch`` sequences of up to ``length`` slots (tree rows included)."""
-        return cls.zeros((base.num_layers, 2, batch, base.num_kv_heads, length, base.head_dim), base.lm_head_weight)
+        """Zeroed cache for ``batch`` sequences of up to ``length`` slots (tree rows included), where the layers run."""
+
+        def part(layers: int, device: torch.device) -> TreeCache:
+            shape = (layers, 2, batch, base.num_kv_heads, length, base.head_dim)
+            return TreeCache.zeros(shape, base.lm_head_weight, device)
+
+        if set(base.layer_devices) == {base.device}:
+            return part(base.num_layers, base.device)
+        return SplitCache([part(len(list(run)), device) for device, run in groupby(base.layer_devices)])
 
     @classmethod
-    def zeros(cls, shape: tuple[int, int, int, int, int, int], like: torch.Tensor) -> TreeCache:
-        """Zeroed cache of this layout, in the dtype and on the device of ``like``."""
+    def zeros(
+        cls, shape: tuple[int, int, int, int, int, int], like: torch.Tensor, device: torch.device | None = None
+    ) -> TreeCache:
+        """Zeroed cache of this layout, in the dtype of ``like`` and on its device unless another is named."""
         *front, length, width = shape
-        return cls(torch.zeros(*front, length + SPARE_SLOTS, width, dtype=like.dtype, device=like.device))
+        return cls(torch.zeros(*front, length + SPARE_SLOTS, width, dtype=like.dtype, device=device or like.device))
+
+    @property
+    def parts(self) -> Sequence[TreeCache]:
+        """The caches of its runs of layers that lie on one device: here only itself."""
+        return (self,)
 
     @property
     def batch(self) -> int:
@@ -110,6 +127,11 @@ class TreeCache(Cache):
             sequence = torch.arange(self.batch, device=self.data.device)[:, None]
             self.data[:, :, sequence, :, target] = self.data[:, :, sequence, :, source]
 
+    def take_over(self, sequences: list[int], other: TreeCache) -> None:
+        """Copy all slots of ``other`` to the first ones of ``sequences``, one for each of its own."""
+        for mine, theirs in zip(self.parts, other.parts, strict=True):
+            mine.data[:, :, sequences, :, : other.length] = theirs.data[:, :, :, :, : other.length]
+
     def get_seq_length(self, layer_idx: int = 0, *args: Any, **kwargs: Any) -> int:
         """Slots seen by the next pass; positions are always given, so this only informs mask helpers."""
         return 0
@@ -117,3 +139,54 @@ class TreeCache(Cache):
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Length and offset of the keys; masks are always given, so this is never used to build one."""
         return self.visible, 0
+
+
+class SplitCache(TreeCache):
+    """The cache of a model split over devices: its parts, of successive layers each, lie where the layers run.
+
+    Slots may come from any device.
+    """
+
+    def __init__(self, parts: Sequence[TreeCache]) -> None:
+        Cache.__init__(self, layers=[])
+        self._parts = tuple(parts)
+        self.visible = self.length
+        # Part of each layer, and its number in it.
+        self._places = [(part, layer) for part in self._parts for layer in range(len(part.data))]
+
+    @property
+    def parts(self) -> Sequence[TreeCache]:
+        """See ``TreeCache``."""
+        return self._parts
+
+    @property
+    def batch(self) -> int:
+        """See ``TreeCache``."""
+        return self._parts[0].batch
+
+    @property
+    def length(self) -> int:
+        """See ``TreeCache``."""
+        return self._parts[0].length
+
+    def sequence(self, index: int) -> TreeCache:
+        """See ``TreeCache``."""
+        return SplitCache([part.sequence(index) for part in self._parts])
+
+    def aim(self, slots: torch.Tensor, visible: int) -> None:
+        """See ``TreeCache``; each part gets the slots on its own device."""
+        self.visible = visible
+        for part in self._parts:
+            part.aim(slots.to(part.data.device), visible)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """See ``TreeCache``."""
+        part, layer = self._places[layer_idx]
+        return part.update(key_states, value_states, layer)
+
+    def move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """See ``TreeCache``; one gather for each part."""
+        for part in self._parts:
+            part.move(source.to(part.data.device), target.to(part.data.device))

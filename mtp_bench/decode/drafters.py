@@ -24,7 +24,7 @@ def drafter_for(
     """The drafter of these heads for this topology; None where nothing is drafted.
 
     Args:
-        cache: the base model's, whose batch, length and device the draft's cache takes over.
+        cache: the base model's, whose batch and length the draft's cache takes over.
         engine: whether passes of the heads are compiled (Hydra heads never are) or their weights packed.
 
     Raises:
@@ -50,8 +50,8 @@ def drafter_for(
                 fix="use a static tree, or an EAGLE draft",
             )
         if isinstance(heads, HydraHeads):
-            return HydraDrafter(heads, topology, cache.batch, cache.length, cache.data.device)
-        return MedusaDrafter(heads, topology, cache.data.device, engine)
+            return HydraDrafter(heads, topology, cache.batch, cache.length, _device_of(heads))
+        return MedusaDrafter(heads, topology, _device_of(heads), engine)
     if topology.max_rank >= heads.draft_vocab_size:
         raise InputError(
             f"{topology.max_rank + 1} ranks are needed, the draft vocabulary has {heads.draft_vocab_size} tokens",
@@ -61,6 +61,11 @@ def drafter_for(
     if isinstance(topology, DynamicTree):
         return DynamicEagleDrafter(heads, topology, cache.batch, cache.length, engine)
     return StaticEagleDrafter(heads, topology, cache.batch, cache.length, engine)
+
+
+def _device_of(heads: AnyHeads) -> torch.device:
+    assert isinstance(heads, torch.nn.Module)
+    return next(heads.parameters()).device
 
 
 def packed_heads(heads: AnyHeads) -> AnyHeads:

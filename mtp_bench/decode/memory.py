@@ -9,6 +9,7 @@ from mtp_bench.errors import InputError
 from mtp_bench.models import flex
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.memory import available_bytes
+from mtp_bench.models.split import layers_by_device
 
 # Of what is free, for what an estimate leaves out: kernels' workspaces, the allocator's gaps, other programs.
 USABLE_SHARE = 0.95
@@ -54,7 +55,7 @@ def _holds_scores(base: BaseModel) -> bool:
 def check_memory(
     base: BaseModel, *, batch: int, length: int, rows: int, sequences: int | None = None, cached: bool = False
 ) -> MemoryNeed:
-    """The estimate, if it fits.
+    """The estimate, if it fits: of a split model, on each device its layers' share of the cache and all of a step.
 
     Args:
         sequences: cached in all, where several batches take turns; ``batch`` when left out.
@@ -64,15 +65,18 @@ def check_memory(
         InputError: it does not fit.
     """
     need = memory_need(base, batch=batch, length=length, rows=rows, sequences=sequences)
-    wanted = need.step if cached else need.total
-    free = available_bytes(base.device)
-    if free is not None and wanted > USABLE_SHARE * free:
-        raise InputError(
-            f"{sequences or batch} x {length} slots of cache take {_gib(need.cache)}, a step over {rows} rows each "
-            f"{_gib(need.step)}; {_gib(free)} is free on {base.device}",
-            where="memory",
-            fix="use a smaller batch, context or tree",
-        )
+    for device, layers in {base.device: 0, **layers_by_device(base.layer_devices)}.items():
+        share = need.cache * layers // base.num_layers
+        wanted = need.step + (0 if cached else share)
+        free = available_bytes(device)
+        if free is not None and wanted > USABLE_SHARE * free:
+            of_it = f", {_gib(share)} of it on {device}" if layers < base.num_layers else ""
+            raise InputError(
+                f"{sequences or batch} x {length} slots of cache take {_gib(need.cache)}{of_it}, a step over {rows} "
+                f"rows each {_gib(need.step)}; {_gib(free)} is free on {device}",
+                where="memory",
+                fix="use a smaller batch, context or tree",
+            )
     return need
 
 

@@ -88,7 +88,7 @@ class TreeStepper:
         # Padding on the right is harmless: its slots lie beyond each length, where nothing looks and steps overwrite.
         scratch = TreeCache.allocate(self.base, batch=len(prompts), length=tokens.shape[1])
         result = prefill(self.base, scratch, tokens, aux_layers=aux_layers)
-        self.cache.data[:, :, sequences, :, : scratch.length] = scratch.data[:, :, :, :, : scratch.length]
+        self.cache.take_over(sequences, scratch)
         return result
 
     @torch.inference_mode()

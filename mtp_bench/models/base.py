@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +17,7 @@ from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_w
 from mtp_bench.models.compiled import compiled
 from mtp_bench.models.engines import Engine
 from mtp_bench.models.packed import packed_copy
+from mtp_bench.models.split import runs_on
 
 LayerMask = torch.Tensor | BlockMask
 Mask = LayerMask | dict[str, LayerMask] | None
@@ -33,6 +34,7 @@ class BaseModel:
         tokenizer: its tokenizer, None for dummy weights.
         sha256: fingerprint of the weights (of the config for dummy weights).
         engine: how decoding steps run; prefill and teacher-forced passes are always eager.
+        device_map: device of each module by its name, where they are on several (see ``models.split``).
     """
 
     name: str
@@ -41,6 +43,7 @@ class BaseModel:
     tokenizer: Any
     sha256: str
     engine: Engine = "eager"
+    device_map: Mapping[str, str] | None = None
 
     @cached_property
     def config(self) -> Any:
@@ -70,8 +73,21 @@ class BaseModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device of the weights; of a split model, where its LM head is, and with it heads and all state of a step."""
         return self.lm_head_weight.device
+
+    @cached_property
+    def layer_devices(self) -> tuple[torch.device, ...]:
+        """Where each decoder layer runs, and with it its keys and values."""
+        if self.device_map is None:
+            return (self.device,) * self.num_layers
+        stack: Any = self.decoder.layers
+        return tuple(runs_on(layer) for layer in stack[: self.num_layers])
+
+    @cached_property
+    def _entry(self) -> torch.device:
+        """Where the decoder begins: no hook moves the positions that it derives a causal mask from."""
+        return self.device if self.device_map is None else runs_on(self.model.get_input_embeddings())
 
     @property
     def dtype(self) -> torch.dtype:
@@ -180,18 +196,18 @@ class BaseModel:
             cache: the KV cache to write into, or None.
 
         Returns:
-            [B, R, H] in the model's dtype.
+            [B, R, H] in the model's dtype, on ``device``.
         """
         output = self.decoder(
             input_ids=tokens,
-            position_ids=positions,
+            position_ids=positions.to(self._entry),
             attention_mask=mask,
             use_cache=cache is not None,
             **{self._cache_keyword: cache},
         )
         hidden = output.last_hidden_state
         assert isinstance(hidden, torch.Tensor)
-        return hidden
+        return hidden.to(self.device)
 
     def features(
         self,
@@ -251,7 +267,7 @@ class BaseModel:
         hidden = self.hidden_states(tokens, positions, mask, cache)
         if not aux_layers:
             return hidden, hidden
-        return hidden, torch.cat([self._inputs[layer] for layer in aux_layers], dim=-1)
+        return hidden, torch.cat([self._inputs[layer].to(hidden.device) for layer in aux_layers], dim=-1)
 
     @cached_property
     def _inputs(self) -> dict[int, torch.Tensor]:

@@ -41,6 +41,21 @@ def pick_engine(wanted: str, device: torch.device, dtype: torch.dtype, attention
     raise InputError(f"unknown engine {wanted!r}", where="--engine", fix=f"use auto, {', '.join(ENGINES)}")
 
 
+def pick_split_engine(wanted: str) -> Engine:
+    """``eager``, the only one for a model on several devices: graphs and compiled code are one device's.
+
+    Raises:
+        InputError: another is wanted.
+    """
+    if wanted not in ("auto", "eager"):
+        raise InputError(
+            f"a model split over devices runs eagerly, the {wanted} engine is for one device",
+            where=f"--device-map with --engine {wanted}",
+            fix="leave one of them out",
+        )
+    return "eager"
+
+
 def _require(engine: Engine, device: torch.device, dtype: torch.dtype) -> None:
     if engine == "packed" and not (device.type == "cpu" and can_pack(dtype)):
         raise InputError(

@@ -18,9 +18,9 @@ from transformers.utils import logging
 from mtp_bench.errors import InputError
 from mtp_bench.files import sha256_bytes, sha256_file, sha256_json
 from mtp_bench.heads.detect import require_base_model
-from mtp_bench.models import aliases, attention, flex, reference
+from mtp_bench.models import aliases, attention, flex, reference, split
 from mtp_bench.models.base import BaseModel
-from mtp_bench.models.engines import Engine, pick_engine
+from mtp_bench.models.engines import Engine, pick_engine, pick_split_engine
 from mtp_bench.models.memory import available_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,6 +43,7 @@ class LoadOptions:
     engine: str = "auto"
     dummy: bool = False
     seed: int = 0
+    device_map: str | None = None
 
 
 def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
@@ -55,26 +56,78 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
         InputError: unknown, unreachable, not a causal LM, a heads folder, or not able to verify trees.
     """
     options = options or LoadOptions()
+    if options.device_map is not None:
+        return _split(name, options.device_map, options)
     device = pick_device(options.device)
     dtype = pick_dtype(options.dtype, device)
     engine = pick_engine(options.engine, device, dtype, options.attention)
     if options.dummy:
         return _dummy(name, dtype, device, engine, options)
+    source, config = _source(name)
+    implementation = pick_attention(options.attention, config)
+    model = _weights(source, name, dtype=dtype, attn_implementation=implementation).to(device)
+    tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
+    sha256 = _fingerprint(name, source, config)
+    base = BaseModel(name, source, model.eval().requires_grad_(False), tokenizer, sha256, engine)
+    return _affordable(base, options)
+
+
+def _split(name: str, device_map: str, options: LoadOptions) -> BaseModel:
+    """A base model on several devices, each weight loaded or made where it belongs."""
+    engine = pick_split_engine(options.engine)
+    if options.device != "auto":
+        raise InputError(
+            "a device map says where the model goes",
+            where=f"--device {options.device} with {split.OPTION}",
+            fix="leave --device out",
+        )
+    if options.attention == flex.NAME:
+        raise InputError(
+            "FlexAttention has not been tried on a split model",
+            where=f"--attention flex with {split.OPTION}",
+            fix="leave one of them out",
+        )
+    wanted = split.read_device_map(device_map)
+    dtype = pick_dtype(options.dtype, split.main_device(wanted))
+    source, config = ("dummy", _dummy_config(name)) if options.dummy else _source(name)
+    arguments: dict[str, Any] = {"dtype": dtype, "attn_implementation": pick_attention(options.attention, config)}
+    with torch.device("meta"):
+        empty: PreTrainedModel = AutoModelForCausalLM.from_config(config, **arguments)
+    arguments["device_map"] = found = split.device_map_of(empty, wanted)
+    if options.dummy:
+        if split.DISK in found.values():
+            raise InputError("dummy weights are on no disk", where=split.OPTION, fix="name other devices")
+        logging.set_verbosity_error()
+        torch.manual_seed(options.seed)
+        # From nothing: every tensor is missing, and transformers makes it at random where it belongs.
+        load, arguments = type(empty).from_pretrained, {**arguments, "config": config, "state_dict": {}}
+        model, tokenizer, sha256 = load(None, **arguments), None, sha256_json(config.to_dict())
+    else:
+        model, sha256 = _weights(source, name, **arguments), _fingerprint(name, source, config)
+        tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
+    several = found if len(set(found.values())) > 1 else None
+    base = BaseModel(name, source, model.eval().requires_grad_(False), tokenizer, sha256, engine, several)
+    if base.device.type == "cuda":
+        torch.cuda.set_device(base.device)
+    return base
+
+
+def _source(name: str) -> tuple[str, Any]:
+    """Folder or hub id, and the config there."""
     source = _resolve(name)
     folder = Path(source)
     if folder.exists():
         require_base_model(folder)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    config = _hub_call(AutoConfig.from_pretrained, source, name)
-    implementation = pick_attention(options.attention, config)
-    arguments = {"dtype": dtype, "attn_implementation": implementation, "output_loading_info": True}
+    return source, _hub_call(AutoConfig.from_pretrained, source, name)
+
+
+def _weights(source: str, name: str, **arguments: Any) -> PreTrainedModel:
+    arguments["output_loading_info"] = True
     model, loading = _hub_call(AutoModelForCausalLM.from_pretrained, source, name, **arguments)
     _refuse_missing(loading["missing_keys"], name)
-    tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
-    sha256 = _fingerprint(name, source, config)
-    base = BaseModel(name, source, model.to(device).eval().requires_grad_(False), tokenizer, sha256, engine)
-    return _affordable(base, options)
+    return model
 
 
 def pick_device(wanted: str) -> torch.device:
@@ -235,17 +288,7 @@ def _sample_sha256(path: Path, piece: int = 1 << 20) -> str:
 
 def _dummy(name: str, dtype: torch.dtype, device: torch.device, engine: Engine, options: LoadOptions) -> BaseModel:
     """Random weights in a known shape: costs are real, text and acceptance are not."""
-    fields = aliases.config_dict(name) if aliases.known(name) else None
-    if fields is not None:
-        config = AutoConfig.for_model(**fields)
-    elif Path(name, "config.json").is_file():
-        config = AutoConfig.from_pretrained(name)
-    else:
-        raise InputError(
-            f"unknown alias {name!r} for dummy weights",
-            where="--model",
-            fix="use a known alias or a folder with a config.json",
-        )
+    config = _dummy_config(name)
     implementation = pick_attention(options.attention, config)
     torch.manual_seed(options.seed)
     with torch.device(device):
@@ -255,6 +298,19 @@ def _dummy(name: str, dtype: torch.dtype, device: torch.device, engine: Engine, 
     fingerprint = sha256_json(config.to_dict())
     base = BaseModel(name, "dummy", model.eval().requires_grad_(False), None, fingerprint, engine)
     return _affordable(base, options)
+
+
+def _dummy_config(name: str) -> Any:
+    fields = aliases.config_dict(name) if aliases.known(name) else None
+    if fields is not None:
+        return AutoConfig.for_model(**fields)
+    if Path(name, "config.json").is_file():
+        return AutoConfig.from_pretrained(name)
+    raise InputError(
+        f"unknown alias {name!r} for dummy weights",
+        where="--model",
+        fix="use a known alias or a folder with a config.json",
+    )
 
 
 def _affordable(base: BaseModel, options: LoadOptions) -> BaseModel:

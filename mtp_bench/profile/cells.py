@@ -16,7 +16,7 @@ from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
-from mtp_bench.profile.environment import device_name
+from mtp_bench.profile.environment import machine_name
 from mtp_bench.topology import DynamicTree, StaticTree, Topology, chain
 from mtp_bench.topology.shapes import typical_tree
 
@@ -131,7 +131,8 @@ def filled_cache(base: BaseModel, batch: int, length: int, seed: int) -> TreeCac
     """A cache of random keys and values."""
     cache = TreeCache.allocate(base, batch=batch, length=length)
     torch.manual_seed(seed)
-    cache.data.normal_(std=0.1)
+    for part in cache.parts:
+        part.data.normal_(std=0.1)
     return cache
 
 
@@ -205,4 +206,4 @@ def _drafting(stepper: TreeStepper, settled: Settled) -> Callable[[], object]:
 def place_of(base: BaseModel, **place: object) -> CostPoint:
     """A point that is not measured yet: the machine, and where on the surface."""
     dtype = str(base.dtype).removeprefix("torch.")
-    return CostPoint(device=device_name(base.device), dtype=dtype, **place)  # type: ignore[arg-type]
+    return CostPoint(device=machine_name(base), dtype=dtype, **place)  # type: ignore[arg-type]

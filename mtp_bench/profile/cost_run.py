@@ -41,7 +41,7 @@ def run_measure_cost(
     facts = _facts(base, heads_info, options, command)
     earlier = run.claim(facts["key"], "costs of another model, machine or settings, or a profile")
     remove_leftovers(run.path)
-    store = TimingFolder(run.path / PARTIAL, sha256_json([facts["key"], machine_key(base.device)]))
+    store = TimingFolder(run.path / PARTIAL, sha256_json([facts["key"], machine_key(base)]))
     if earlier and earlier.get("finished") and run.cost.exists():
         say(f"costs: keeping {run.cost}")
         store.discard()
@@ -89,6 +89,6 @@ def _facts(base: BaseModel, heads_info: HeadsInfo | None, options: SurfaceOption
         "created": timestamp(),
         "command": command,
         **identity,
-        "environment": environment(base.device),
+        "environment": environment(base),
         "finished": None,
     }

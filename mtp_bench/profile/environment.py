@@ -12,12 +12,22 @@ import torch
 
 from mtp_bench import __version__
 from mtp_bench.models.base import BaseModel
+from mtp_bench.models.split import DISK, layers_by_place
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
 
 
-def environment(device: torch.device) -> dict[str, Any]:
-    """Device, cores, threads, load and versions."""
+def environment(base: BaseModel) -> dict[str, Any]:
+    """Device, cores, threads, load and versions; of a split model all its devices."""
+    facts = device_environment(base.device)
+    if base.device_map is not None:
+        layers = layers_by_place(base.model, base.device_map)
+        facts |= {"device": machine_name(base), "layers": layers, "accelerate": metadata.version("accelerate")}
+    return facts
+
+
+def device_environment(device: torch.device) -> dict[str, Any]:
+    """``environment`` as far as it is known without a model."""
     facts: dict[str, Any] = {
         "device": device_name(device),
         "device_type": device.type,
@@ -39,9 +49,22 @@ def environment(device: torch.device) -> dict[str, Any]:
     return facts
 
 
-def machine_key(device: torch.device) -> list[Any]:
+def machine_key(base: BaseModel) -> list[Any]:
     """What must be the same for timings of two runs to be of one kind."""
-    return [device_name(device), torch.get_num_threads(), torch.__version__]
+    split = [] if base.device_map is None else [dict(base.device_map)]
+    return [machine_name(base), torch.get_num_threads(), torch.__version__, *split]
+
+
+def machine_name(base: BaseModel) -> str:
+    """Name of the device that a model runs on; of a split one the names of all, with their layers: what costs
+    otherwise is another machine."""
+    if base.device_map is None:
+        return device_name(base.device)
+    parts = [
+        f"{place if place == DISK else device_name(torch.device(place))} ({layers} of {base.num_layers} layers)"
+        for place, layers in layers_by_place(base.model, base.device_map).items()
+    ]
+    return f"split: {' + '.join(parts)}"
 
 
 def device_name(device: torch.device) -> str:
@@ -58,7 +81,7 @@ def device_name(device: torch.device) -> str:
 
 def model_facts(base: BaseModel) -> dict[str, Any]:
     """What base model was measured, and what ``auto`` picked."""
-    return {
+    facts: dict[str, Any] = {
         "name": base.name,
         "source": base.source if base.source == "dummy" or "/" not in base.source else os.path.basename(base.source),
         "sha256": base.sha256,
@@ -71,6 +94,12 @@ def model_facts(base: BaseModel) -> dict[str, Any]:
         "layers": base.num_layers,
         "kv_bytes_per_token": base.kv_bytes_per_token,
     }
+    if base.device_map is not None:
+        facts |= {
+            "device": "+".join(str(one) for one in dict.fromkeys((*base.layer_devices, base.device))),
+            "device_map": dict(base.device_map),
+        }
+    return facts
 
 
 def timestamp() -> str:

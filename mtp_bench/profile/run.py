@@ -128,7 +128,7 @@ def _facts(
         "first_prompt": chat.fingerprint([("user", prompts.prompts[0].turns[0])]),
         "sweep": None if sweep is None else asdict(sweep),
         "device_limits": None,
-        "environment": environment(base.device),
+        "environment": environment(base),
         "finished": None,
     }
 
@@ -242,7 +242,7 @@ def _text_facts(answers: Sequence[Answer], trace: RankTrace) -> dict[str, Any]:
 
 
 def _measure(base: BaseModel, heads: AnyHeads, run: RunFolder, sweep: SweepOptions, facts: dict[str, Any]) -> None:
-    key = sha256_json([facts["key"], asdict(sweep), machine_key(base.device)])
+    key = sha256_json([facts["key"], asdict(sweep), machine_key(base)])
     timings = Timings.resume(run.path / "cost.partial.json", key)
     if run.cost.exists():
         say(f"costs: keeping {run.cost}")

@@ -28,7 +28,7 @@ from mtp_bench.models.base import BaseModel
 from mtp_bench.models.load import LoadOptions, load_base_model
 from mtp_bench.profile.accounting import measure_limits, step_work
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
-from mtp_bench.profile.environment import environment, model_facts, timestamp
+from mtp_bench.profile.environment import device_environment, model_facts, timestamp
 from mtp_bench.search.exact.search import exact_search
 from mtp_bench.search.values.sources import MarginalSource
 from mtp_bench.topology import StaticTree
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> None:
     started = time.perf_counter()
     device = torch.device(options.device)
     document: dict[str, Any] = {"schema": SCHEMA, "version": 1, "created": timestamp(), "models": []}
-    document["environment"] = environment(device)
+    document["environment"] = device_environment(device)
     for name in options.models.split(","):
         for engine in options.engines.split(","):
             left_s = 60 * options.minutes - (time.perf_counter() - started)

@@ -80,7 +80,7 @@ def ratio_in_words(ratio: Mapping[str, Any]) -> str:
 
 def print_conditions(document: dict[str, Any]) -> None:
     """Other engines, what ours took to get ready, where it took anything, and who else used the machine."""
-    if document["vllm"]:
+    if document.get("vllm"):
         facts = next(iter(document["vllm"].values()))
         typer.echo(f"vLLM {facts['vllm']} with torch {facts['torch']}, {facts['dtype']}, {facts['threads']} threads")
     if document["compile_s"]:

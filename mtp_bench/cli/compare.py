@@ -47,7 +47,7 @@ def compare(
     from mtp_bench.decode.vllm.client import vllm_arms
     from mtp_bench.files import write_json
     from mtp_bench.models.graph import compile_seconds
-    from mtp_bench.profile.compare import check_comparable, compare_document
+    from mtp_bench.profile.compare import check_comparable, compare_document, write_decoded_csv
     from mtp_bench.profile.costs import StepTimer
     from mtp_bench.profile.environment import environment, model_facts, timestamp
     from mtp_bench.profile.other_work import Meanwhile
@@ -89,6 +89,7 @@ def compare(
         "model": model_facts(base), "environment": environment(base), "other_work": other_work,
         "compile_s": compile_seconds(), "vllm": {name: worker.facts for name, worker in workers.items()},
     }  # fmt: skip
+    write_decoded_csv(out / "decoded.csv", rows)
     write_json(out / "compare.json", document)
     write_comparison(document, out)
     print_comparison(document)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +22,7 @@ from mtp_bench.decode.bench import (
     BenchRow,
 )
 from mtp_bench.errors import InputError
+from mtp_bench.files import write_text
 from mtp_bench.profile.bench import arm_figures, speedup_between
 from mtp_bench.profile.costs import StepCost
 from mtp_bench.runs import RunFolder
@@ -40,6 +44,7 @@ NAMES = {
     VLLM_BASELINE: "vLLM",
     VLLM_LOOKUP: "vLLM prompt lookup",
 }
+OTHER_ENGINES = (VLLM_BASELINE, VLLM_LOOKUP)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,11 +178,19 @@ def _method(
 
 
 def verdict(rows: Sequence[BenchRow], methods: Sequence[Mapping[str, Any]], seed: int) -> str:
-    """The fastest against the runner-up, in one sentence; a tie when the paired interval holds 1."""
+    """The fastest against the runner-up, in one sentence; a tie when the paired interval holds 1.
+
+    Another engine is no method of ours: where it is faster still, that is a second sentence.
+    """
     order = sorted(methods, key=lambda method: method["tokens_per_s"], reverse=True)
-    if len(order) < 2:
+    here = [method for method in order if method["arm"] not in OTHER_ENGINES]
+    if len(here) < 2:
         return "nothing to compare with"
-    best, second = order[0], order[1]
+    text = _sentence(rows, here[0], here[1], seed)
+    return text if order[0] is here[0] else f"{text}; {_sentence(rows, order[0], here[0], seed)}"
+
+
+def _sentence(rows: Sequence[BenchRow], best: Mapping[str, Any], second: Mapping[str, Any], seed: int) -> str:
     ratio = speedup_between(rows, second["arm"], best["arm"], seed)
     if ratio["ci"] is None:
         return f"{best['name']} {ratio['value']:.2f}x the speed of {second['name']} (too few prompts for an interval)"
@@ -189,22 +202,34 @@ def verdict(rows: Sequence[BenchRow], methods: Sequence[Mapping[str, Any]], seed
 
 
 def over_others(rows: Sequence[BenchRow], methods: Sequence[Mapping[str, Any]], seed: int) -> list[dict[str, Any]]:
-    """Our engine without speculation, and our fastest topology, each against every other engine, in pairs."""
+    """Our engine without speculation against every other engine, and our fastest topology against those and the other
+    topologies, in pairs."""
     ours = [method for method in methods if method["arm"] not in NAMES]
     fastest = max(ours, key=lambda method: method["tokens_per_s"], default=None)
     plain = [method for method in methods if method["arm"] == ENGINE_BASELINE]
     others = [method for method in methods if method["arm"] in NAMES and method["arm"] != ENGINE_BASELINE]
+    rivals = [method for method in ours if method is not fastest]
+    pairs = [*((one, others) for one in plain), *([(fastest, [*rivals, *others])] if fastest is not None else [])]
     return [
         {
             "name": one["name"],
             "arm": one["arm"],
             "over": [
                 {"name": other["name"], "arm": other["arm"], **speedup_between(rows, other["arm"], one["arm"], seed)}
-                for other in others
+                for other in against
             ],
         }
-        for one in [*plain, *([fastest] if fastest is not None else [])]
+        for one, against in pairs
     ]
+
+
+def write_decoded_csv(path: Path, rows: Sequence[BenchRow]) -> None:
+    """One line per arm, prompt and repeat: what every figure of the comparison is made of (see ``BenchRow``)."""
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, [field.name for field in fields(BenchRow)], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(row) for row in rows)
+    write_text(path, stream.getvalue())
 
 
 def _sizes(entrant: Entrant) -> dict[str, Any]:

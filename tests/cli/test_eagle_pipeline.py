@@ -186,6 +186,7 @@ def test_compare(folder: Path) -> None:
     names = {path.name for path in (out / "plots").iterdir()}
     assert {"speeds.png", "categories.png", "sizes.png", "transfer.png"} <= names
     assert (out / "compare.csv").read_text().count("\n") == 6
+    assert (out / "decoded.csv").read_text().count("\n") == 1 + 4 * len(methods)
 
 
 @pytest.fixture

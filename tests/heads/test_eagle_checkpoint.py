@@ -261,6 +261,9 @@ def broken(change: str, tmp_path: Path) -> Path:
         tensors["lm_head.weight"] = torch.zeros(VOCAB + 5, HIDDEN)
         tensors["d2t"] = torch.zeros(VOCAB + 5, dtype=torch.int64)
         del tensors["t2d"]
+        config["draft_vocab_size"] = VOCAB + 5
+    elif change == "stated":
+        config["draft_vocab_size"] = VOCAB
     elif change == "rope":
         config["rope_scaling"] = {"type": "spiral", "factor": 2.0}
     elif change == "layer":
@@ -282,6 +285,7 @@ BROKEN = {
     "twice": "the same token id stands there twice",
     "t2d": "d2t and t2d name different tokens",
     "vocabulary": "the draft vocabulary has 29 tokens, more than the 24 of llama",
+    "stated": f"config.json says {VOCAB} draft tokens, the tensors have {DRAFT_VOCAB}",
     "rope": "unknown RoPE type 'spiral'",
     "layer": "layer 9 does not exist: the base model has layers 0 to 2",
     "variant": "config.json says eagle, the tensors are those of eagle3",

@@ -186,6 +186,13 @@ def _config(
     if "embed_tokens.weight" in parts:
         vocab_size = parts["embed_tokens.weight"].shape[0]
     draft_vocab = lm_head.shape[0] if lm_head else reduced.shape[0] if reduced else None
+    stated = facts.get("draft_vocab_size")
+    if draft_vocab and stated and stated != draft_vocab:
+        raise InputError(
+            f"config.json says {stated} draft tokens, the tensors have {draft_vocab}",
+            where=where,
+            fix="use the config that belongs to these weights",
+        )
     return EagleConfig(
         variant=variant,
         hidden_size=hidden,

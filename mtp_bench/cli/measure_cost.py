@@ -59,10 +59,13 @@ def measure_cost(
         device_map=device_map,
     )  # fmt: skip
     loaded, info = load_heads(heads, base) if heads else (None, None)
+    dynamic = options.parse_dynamic_top_ks(dynamic_top_k, info.method if info else None)
+    if info:
+        options.check_top_k(max(dynamic, default=0), "--dynamic-top-k", info.draft_vocab_size or base.vocab_size)
     surface = SurfaceOptions(
         max_rows=max_rows, contexts=tuple(sorted(set(context or (128, 512)))), batches=batches,
         points=points or default_points(max_rows), rounds=rounds, max_minutes=max_minutes,
-        dynamic_top_ks=options.parse_dynamic_top_ks(dynamic_top_k, info.method if info else None), seed=seed,
+        dynamic_top_ks=dynamic, seed=seed,
     )  # fmt: skip
     run = RunFolder(out or RESULTS / f"cost-{Path(base.name).stem}-{base.device.type}")
     with run.exclusive():

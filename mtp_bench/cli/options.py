@@ -111,6 +111,18 @@ def parse_sizes(text: str, option: str, what: str) -> tuple[int, ...]:
     return sizes
 
 
+def check_top_k(top_k: int, option: str, vocabulary: int) -> None:
+    """Raises:
+    InputError: more tokens per place than there are to choose from.
+    """
+    if top_k > vocabulary:
+        raise InputError(
+            f"top_k {top_k:,} is larger than the vocabulary drafted from, {vocabulary:,} tokens",
+            where=option,
+            fix="use fewer",
+        )
+
+
 def parse_dynamic_top_ks(text: str | None, method: str | None) -> tuple[int, ...]:
     """``2,4,8`` -> numbers; by default those for EAGLE drafts, none for other heads, which cannot draft them.
 

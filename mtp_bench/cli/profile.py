@@ -67,6 +67,9 @@ def profile(
     loaded, info = load_heads(heads, base, aux_layers=aux_layers, depth=depth)
     run = RunFolder(part.folder(out) if out else default_folder(RESULTS, base, part.part))
     dynamic = options.parse_dynamic_top_ks(dynamic_top_k, info.method)
+    vocabulary = info.draft_vocab_size or base.vocab_size
+    options.check_top_k(top_k, "--top-k", vocabulary)
+    options.check_top_k(max(dynamic, default=0), "--dynamic-top-k", vocabulary)
     sweep = replace(default_sweep(max_rows, context, rounds, seed), dynamic_top_ks=dynamic)
     settings = ProfileOptions(
         max_new_tokens=max_new_tokens, batch=batch, top_k=top_k, dynamic_top_ks=dynamic, raw=raw, shard=part.part,

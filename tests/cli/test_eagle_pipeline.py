@@ -281,6 +281,9 @@ def test_runs_that_cannot_be_compared_are_refused(folder: Path, tmp_path: Path) 
         ),
         (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--dynamic-top-k", "4"], "cannot draft dynamic trees"),
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--dynamic-top-k", "a"], "no list of numbers"),
+        (["profile", "--model", "MODEL", "--heads", "EAGLE", "--dynamic-top-k", "4,9000"], "top_k 9,000 is larger"),
+        (["measure-cost", "--model", "MODEL", "--heads", "EAGLE", "--dynamic-top-k", "9000"], "top_k 9,000 is larger"),
+        (["profile", "--model", "MODEL", "--heads", "MEDUSA", "--top-k", "9000"], "top_k 9,000 is larger"),
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--aux-layers", "0,1"], "2 layers are named"),
         (["profile", "--model", "MODEL", "--heads", "EAGLE", "--aux-layers", "0,1,9"], "layer 9 does not exist"),
         (

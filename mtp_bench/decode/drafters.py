@@ -14,7 +14,8 @@ from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models.engines import Engine
-from mtp_bench.models.packed import PackedProduct, packed_copy, worth_packing
+from mtp_bench.models.packed import PackedProduct, packed_copy
+from mtp_bench.models.pages import huge_pages
 from mtp_bench.topology import DynamicTree, Topology
 
 
@@ -75,8 +76,8 @@ def packed_heads(heads: AnyHeads) -> AnyHeads:
     if known is None:
         known = packed_copy(heads)
         if isinstance(heads, EagleDraft) or (isinstance(heads, MedusaHeads) and heads.lm_head != "own"):
-            rows = heads.lm_rows
-            known.lm_product = PackedProduct(rows) if worth_packing(rows) else None
+            with huge_pages():
+                known.lm_product = PackedProduct(heads.lm_rows)
         heads.__dict__["_packed"] = known
     assert isinstance(known, MedusaHeads | EagleDraft | HydraHeads)
     return known

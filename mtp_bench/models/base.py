@@ -16,7 +16,7 @@ from mtp_bench.models import attention, flex
 from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_window
 from mtp_bench.models.compiled import compiled
 from mtp_bench.models.engines import Engine
-from mtp_bench.models.packed import packed_copy
+from mtp_bench.models.fused import packed_model
 from mtp_bench.models.split import runs_on
 
 LayerMask = torch.Tensor | BlockMask
@@ -246,8 +246,8 @@ class BaseModel:
 
     @cached_property
     def _packed(self) -> BaseModel:
-        """The same model with packed linear layers, for decoding steps."""
-        return replace(self, model=packed_copy(self.model), engine="eager")
+        """The same model with packed and, where its kind is known, fused layers, for decoding steps."""
+        return replace(self, model=packed_model(self.model), engine="eager")
 
     def _choices(
         self, tokens: torch.Tensor, positions: torch.Tensor, mask: Mask, cache: Cache, aux_layers: tuple[int, ...]

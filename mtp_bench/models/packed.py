@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
 
-# In fp32 only large matrices gain (measured on 1 to 64 rows); in bf16 all do.
-LARGE = 1 << 22
+from mtp_bench.models.pages import huge_pages
+
 HINTED_ROWS = 16  # what the layout is made for; one to 64 rows gained alike
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -33,15 +33,21 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 class PackedProduct:
-    """Products with one weight [O, I], packed."""
+    """Products with one weight [O, I], packed, and a bias [O] or none; what follows a product is done in its loop."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         self._packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), HINTED_ROWS)
+        self._bias = None if bias is None else bias.detach()
 
-    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        """[..., I] -> [..., O]."""
-        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, bias, "none", [], "")
+    def __call__(self, x: torch.Tensor, then: Literal["none", "swish"] = "none") -> torch.Tensor:
+        """[..., I] -> [..., O], through SiLU ("swish") where asked for."""
+        product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, then, [], "")
         return product
+
+    def combined(self, x: torch.Tensor, other: torch.Tensor, how: Literal["add", "mul"]) -> torch.Tensor:
+        """[..., I] and [..., O] -> [..., O]: the product plus or times the other."""
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self._bias, how)
+        return result
 
 
 class PackedLinear(nn.Linear):
@@ -51,21 +57,29 @@ class PackedLinear(nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """See ``nn.Linear``."""
-        return self.product(input, self.bias)
-
-
-def worth_packing(weight: torch.Tensor) -> bool:
-    """Whether products with ``weight`` gain from it."""
-    return weight.dtype == torch.bfloat16 or weight.numel() >= LARGE
+        return self.product(input)
 
 
 def packed_copy(module: Module) -> Module:
     """A copy of ``module`` that shares its parameters and buffers; plain linear layers are packed, hooks left out."""
+    twin = shared_copy(module)
+    with huge_pages():
+        pack_linears(twin)
+    return twin
+
+
+def shared_copy(module: Module) -> Module:
+    """A copy of ``module`` that shares its parameters and buffers, hooks left out."""
     shared = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
     twin = copy.deepcopy(module, dict(shared))
     for part in twin.modules():
         part._forward_pre_hooks = OrderedDict()
-        if type(part) is nn.Linear and worth_packing(part.weight):
-            part.__class__ = PackedLinear
-            cast(PackedLinear, part).product = PackedProduct(part.weight)
     return twin
+
+
+def pack_linears(module: nn.Module) -> None:
+    """Pack the plain linear layers of ``module``, in place."""
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.__class__ = PackedLinear
+            cast(PackedLinear, part).product = PackedProduct(part.weight, part.bias)

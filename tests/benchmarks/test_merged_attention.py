@@ -31,7 +31,7 @@ from mtp_bench.models.attention import NAME, grouped_sdpa, prepare_mask
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.compat import register_attention
 from mtp_bench.models.load import LoadOptions, load_base_model
-from mtp_bench.models.packed import PackedProduct, can_pack, worth_packing
+from mtp_bench.models.packed import PackedProduct, can_pack
 from mtp_bench.topology.shapes import typical_tree
 
 DEVICE = torch.device(os.environ.get("MERGED_ATTENTION_DEVICE", "cpu"))
@@ -168,7 +168,7 @@ def products_ms(shape: Shape, dtype: torch.dtype, rows: int) -> float:
     count = max(1, 100_000_000 // weight.nbytes)
     x = torch.randn(rows, inner, dtype=dtype, device=DEVICE)
     weights = [weight, *(weight.clone() for _ in range(count - 1))]
-    if DEVICE.type == "cpu" and can_pack(dtype) and worth_packing(weight):
+    if DEVICE.type == "cpu" and can_pack(dtype):
         packed = [PackedProduct(one) for one in weights]
         (median,) = medians_ms(lambda: [product(x) for product in packed])
     else:

@@ -57,8 +57,7 @@ def test_verification_equals_the_dense_masks(architecture: str) -> None:
 
 
 @pytest.mark.skipif(not can_pack(torch.float32), reason="no packed fp32 products here")
-def test_with_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mtp_bench.models.packed.LARGE", 0)
+def test_with_packed_weights() -> None:
     base = replace(tiny_base("llama", flex.NAME), engine="packed")
     generations = decode(base, random_heads(base), SHAPES["full-3-2-1"], new_tokens=NEW_TOKENS)
     assert [one.tokens for one in generations] == [plain_greedy(base, prompt, NEW_TOKENS) for prompt in PROMPTS]

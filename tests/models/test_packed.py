@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,7 @@ from mtp_bench.decode.drafters import packed_heads
 from mtp_bench.errors import InputError
 from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
-from mtp_bench.models import load, packed
-from mtp_bench.models.base import BaseModel
+from mtp_bench.models import load
 from mtp_bench.models.engines import pick_engine
 from mtp_bench.models.load import LoadOptions, load_base_model
 from mtp_bench.models.packed import PackedLinear, PackedProduct, can_pack, packed_copy
@@ -29,12 +30,6 @@ DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if can_pack(dtype)]
 pytestmark = pytest.mark.skipif(not DTYPES, reason="this torch or CPU has no packed products")
 
 
-@pytest.fixture
-def small_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiny matrices are packed as well."""
-    monkeypatch.setattr(packed, "LARGE", 0)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [(1, 1), (1, 13), (3, 5)])
 @pytest.mark.parametrize("bias", [False, True])
@@ -43,14 +38,19 @@ def test_products(dtype: torch.dtype, rows: tuple[int, int], bias: bool) -> None
     weight, x = torch.randn(96, 64).to(dtype), torch.randn(*rows, 64).to(dtype)
     offset = torch.randn(96).to(dtype) if bias else None
     exact = torch.nn.functional.linear(x.double(), weight.double(), None if offset is None else offset.double())
-    got = PackedProduct(weight)(x, offset)
+    got = PackedProduct(weight, offset)(x)
     assert got.dtype == dtype
     # Rounded once at the end, as the plain product is.
-    torch.testing.assert_close(got.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=64 * torch.finfo(dtype).eps)
+    close = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 64 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(got.double(), exact, **close)
+    product, other = PackedProduct(weight, offset), torch.randn(*rows, 96).to(dtype)
+    torch.testing.assert_close(product(x, "swish").double(), torch.nn.functional.silu(exact), **close)
+    torch.testing.assert_close(product.combined(x, other, "add").double(), exact + other.double(), **close)
+    torch.testing.assert_close(product.combined(x, other, "mul").double(), exact * other.double(), **close)
 
 
 @pytest.mark.parametrize("architecture", NAMES)
-def test_the_copy_shares_weights_and_leaves_the_model_alone(architecture: str, small_too: None) -> None:
+def test_the_copy_shares_weights_and_leaves_the_model_alone(architecture: str) -> None:
     base = tiny_base(architecture)
     layer = base.decoder.layers[0]  # type: ignore[index, union-attr]
     hook = layer.register_forward_pre_hook(lambda module, args: None)
@@ -66,9 +66,7 @@ def test_the_copy_shares_weights_and_leaves_the_model_alone(architecture: str, s
 
 @pytest.mark.parametrize("architecture", NAMES)
 @pytest.mark.parametrize("kind", ["none", "medusa", "eagle", "eagle3", "hydra"])
-def test_text_and_steps_are_those_of_the_eager_engine(
-    architecture: str, kind: str, small_too: None, tmp_path: Path
-) -> None:
+def test_text_and_steps_are_those_of_the_eager_engine(architecture: str, kind: str, tmp_path: Path) -> None:
     base = tiny_base(architecture)
     fast = replace(base, engine="packed")
     heads: AnyHeads | None = None
@@ -86,20 +84,13 @@ def test_text_and_steps_are_those_of_the_eager_engine(
             assert [g.accepted for g in quick] == [g.accepted for g in plain]
 
 
-def test_every_layer_of_hydra_heads_is_packed(small_too: None, tmp_path: Path) -> None:
+def test_every_layer_of_hydra_heads_is_packed(tmp_path: Path) -> None:
     heads = random_hydra(tiny_base(), tmp_path)
     twin = packed_heads(heads)
     assert isinstance(twin, HydraHeads)
     packed_layers = [part for part in twin.modules() if isinstance(part, PackedLinear)]
     assert len(packed_layers) == sum(isinstance(part, nn.Linear) for part in heads.modules()) == 4 * (2 + 1 + 1) + 7
     assert twin._embedding is heads._embedding, "the borrowed embedding is not copied"
-
-
-def test_small_matrices_are_packed_in_bf16_only() -> None:
-    base = tiny_base()
-    assert not any(isinstance(part, PackedLinear) for part in packed_copy(base.model).modules())
-    half: BaseModel = replace(tiny_base(), model=tiny_base().model.to(torch.bfloat16))
-    assert any(isinstance(part, PackedLinear) for part in packed_copy(half.model).modules())
 
 
 def test_auto_picks_it_where_it_is_to_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +114,7 @@ def test_the_first_of_equal_logits_is_chosen() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "medusa", "eagle", "eagle3"])
-def test_every_product_of_a_step_is_a_packed_one(kind: str, small_too: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_product_of_a_step_is_a_packed_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The base model's layers, its LM head, and the draft's LM rows: else equal text would show nothing."""
     base = replace(tiny_base(), engine="packed")
     heads: AnyHeads | None = None
@@ -131,18 +122,25 @@ def test_every_product_of_a_step_is_a_packed_one(kind: str, small_too: None, mon
         heads = random_heads(base, "map") if kind == "medusa" else random_eagle(base, kind)
     decode(base, heads, NO_TREE if heads is None else random_tree(1))
     used: set[PackedProduct] = set()
-    multiply = PackedProduct.__call__
-
-    def noted(self: PackedProduct, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-        used.add(self)
-        return multiply(self, x, bias)
-
-    monkeypatch.setattr(PackedProduct, "__call__", noted)
+    for way in ("__call__", "combined"):
+        monkeypatch.setattr(PackedProduct, way, noting(used, getattr(PackedProduct, way)))
     decode(base, heads, NO_TREE if heads is None else random_tree(1))
-    made = {part.product for part in base._packed.model.modules() if isinstance(part, PackedLinear)}
+    made = set(products_of(base._packed.model))
     if heads is not None:
         twin = packed_heads(heads)
         assert twin is packed_heads(heads), "made once"
         assert twin.lm_product in used  # type: ignore[union-attr]
-    assert len(made) > 7
+    assert len(made) == 3 * 5 + 1, "q, k and v are one; the LM head"
     assert made <= used
+
+
+def noting(used: set[PackedProduct], multiply: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def noted(self: PackedProduct, *args: Any) -> torch.Tensor:
+        used.add(self)
+        return multiply(self, *args)
+
+    return noted
+
+
+def products_of(model: nn.Module) -> list[PackedProduct]:
+    return [value for part in model.modules() for value in vars(part).values() if isinstance(value, PackedProduct)]

@@ -12,6 +12,7 @@ import torch
 
 from mtp_bench import __version__
 from mtp_bench.models.base import BaseModel
+from mtp_bench.models.pages import huge_page_bytes
 from mtp_bench.models.split import DISK, layers_by_place
 
 PACKAGES = ("torch", "transformers", "numpy", "safetensors")
@@ -35,6 +36,7 @@ def device_environment(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
+        "huge_pages": huge_page_bytes() is not None,
         "load_1min": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         "mtp_bench": __version__,
         **{name: metadata.version(name) for name in PACKAGES},

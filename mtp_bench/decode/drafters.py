@@ -7,6 +7,7 @@ import torch
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Drafter, MedusaDrafter
 from mtp_bench.decode.eagle import DynamicEagleDrafter, StaticEagleDrafter
+from mtp_bench.decode.fused import fuse_draft
 from mtp_bench.decode.hydra import HydraDrafter
 from mtp_bench.errors import InputError
 from mtp_bench.heads.eagle.draft import EagleDraft
@@ -14,7 +15,7 @@ from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models.engines import Engine
-from mtp_bench.models.packed import PackedProduct, packed_copy
+from mtp_bench.models.packed import PackedProduct, pack_linears, shared_copy
 from mtp_bench.models.pages import huge_pages
 from mtp_bench.topology import DynamicTree, Topology
 
@@ -74,10 +75,13 @@ def packed_heads(heads: AnyHeads) -> AnyHeads:
     assert isinstance(heads, torch.nn.Module)
     known = heads.__dict__.get("_packed")
     if known is None:
-        known = packed_copy(heads)
-        if isinstance(heads, EagleDraft) or (isinstance(heads, MedusaHeads) and heads.lm_head != "own"):
-            with huge_pages():
-                known.lm_product = PackedProduct(heads.lm_rows)
+        known = shared_copy(heads)
+        with huge_pages(), torch.no_grad():
+            if isinstance(known, EagleDraft):
+                fuse_draft(known)
+            pack_linears(known)
+            if isinstance(known, EagleDraft) or (isinstance(known, MedusaHeads) and known.lm_head != "own"):
+                known.lm_product = PackedProduct(known.lm_rows)
         heads.__dict__["_packed"] = known
     assert isinstance(known, MedusaHeads | EagleDraft | HydraHeads)
     return known

@@ -50,58 +50,66 @@ def can_fuse(decoder: Any) -> bool:
     )
 
 
-class FusedNorm:
+class FusedNorm(nn.Module):
     """RMS normalisation over the last dimension by one layer-norm kernel.
 
     Of x and -x side by side the mean is 0 and the variance the mean square of x, so the first half of their layer norm
     is the RMS norm of x; torch's own ``rms_norm`` is eight operations on a CPU.
     """
 
-    def __init__(self, norm: Any) -> None:
-        self._gain = torch.cat((norm.weight, torch.zeros_like(norm.weight)))
-        self._epsilon = float(norm.variance_epsilon)
+    def __init__(self, weight: torch.Tensor, epsilon: float) -> None:
+        super().__init__()
+        self._gain = torch.cat((weight, torch.zeros_like(weight))).detach()
+        self._epsilon = epsilon
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         """[..., H] -> [..., H]."""
         both = F.layer_norm(torch.cat((x, -x), dim=-1), self._gain.shape, self._gain, None, self._epsilon)
         return both[..., : x.shape[-1]].contiguous()
 
 
-class FusedLayer(nn.Module):
-    """One decoder layer; a module, so that what enters it can be tapped by a hook."""
+class FusedMlp(nn.Module):
+    """A gated MLP with SiLU in three products."""
 
-    def __init__(self, layer: Any, index: int) -> None:
+    def __init__(self, mlp: Any) -> None:
         super().__init__()
-        own, mlp = layer.self_attn, layer.mlp
-        self.index = index
-        self.head_dim, self.scaling = int(own.head_dim), float(own.scaling)
-        self.queries = own.q_proj.out_features // self.head_dim
-        self.keys = own.k_proj.out_features // self.head_dim
-        self.attention_norm, self.mlp_norm = FusedNorm(layer.input_layernorm), FusedNorm(layer.post_attention_layernorm)
-        self.qkv = _merged(own.q_proj, own.k_proj, own.v_proj)
-        self.output, self.gate, self.up, self.down = (
-            PackedProduct(part.weight, part.bias) for part in (own.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        )
-        self.head_norm = HeadNorm(own, self.queries, self.keys) if hasattr(own, "q_norm") else None
+        parts = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        self.gate, self.up, self.down = (PackedProduct(part.weight, part.bias) for part in parts)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[..., H] -> [..., H]."""
+        return self.down(self._inner(x))
+
+    def onto(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """``residual`` plus the MLP of x."""
+        return self.down.combined(self._inner(x), residual, "add")
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        return self.up.combined(x, self.gate(x, "swish"), "mul")
+
+
+class FusedHeads(nn.Module):
+    """Queries, keys and values by one product, the former two turned by RoPE."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.head_dim = int(own.head_dim)
+        self._queries = own.q_proj.out_features // self.head_dim
+        self._keys = own.k_proj.out_features // self.head_dim
+        self._product = _merged(own.q_proj, own.k_proj, own.v_proj)
+        self._norm = HeadNorm(own, self._queries, self._keys) if hasattr(own, "q_norm") else None
 
     def forward(
-        self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, mask: torch.Tensor | None, cache: Cache
-    ) -> torch.Tensor:
-        """[B, R, H] -> [B, R, H]; cosine and sine as ``_rotation`` gives them, mask as ``grouped_sdpa`` takes it."""
-        batch, rows, _ = x.shape
-        heads = self.qkv(self.attention_norm(x)).view(batch, rows, self.queries + 2 * self.keys, self.head_dim)
-        turned, value = heads[:, :, : -self.keys], heads[:, :, -self.keys :]
-        if self.head_norm is not None:
-            turned = self.head_norm(turned)
+        self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """[B, R, width] -> queries [B, A, R, d], keys and values [B, K, R, d]; RoPE as ``rotation`` gives it."""
+        heads = self._product(x).view(*x.shape[:2], self._queries + 2 * self._keys, self.head_dim)
+        turned, value = heads[:, :, : -self._keys], heads[:, :, -self._keys :]
+        if self._norm is not None:
+            turned = self._norm(turned)
         swapped = torch.roll(turned, self.head_dim // 2, dims=-1)
         turned = torch.addcmul(turned * cosine, swapped, sine).transpose(1, 2)
-        query, key = turned[:, : self.queries], turned[:, self.queries :]
-        keys, values = cache.update(key, value.transpose(1, 2), self.index)
-        attended, _ = attention.grouped_sdpa(self, query, keys, values, mask, scaling=self.scaling)
-        x = self.output.combined(attended.flatten(2), x, "add")
-        inner = self.mlp_norm(x)
-        inner = self.up.combined(inner, self.gate(inner, "swish"), "mul")
-        return self.down.combined(inner, x, "add")
+        return turned[:, : self._queries], turned[:, self._queries :], value.transpose(1, 2)
 
 
 class HeadNorm:
@@ -117,6 +125,28 @@ class HeadNorm:
         return F.rms_norm(heads, heads.shape[-1:], None, self._epsilon) * self._gain
 
 
+class FusedLayer(nn.Module):
+    """One decoder layer; a module, so that what enters it can be tapped by a hook."""
+
+    def __init__(self, layer: Any, index: int) -> None:
+        super().__init__()
+        own = layer.self_attn
+        self._index, self._scaling = index, float(own.scaling)
+        self._heads, self._output = FusedHeads(own), PackedProduct(own.o_proj.weight, own.o_proj.bias)
+        self.attention_norm, self.mlp_norm = _norm(layer.input_layernorm), _norm(layer.post_attention_layernorm)
+        self.mlp = FusedMlp(layer.mlp)
+
+    def forward(
+        self, x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor, mask: torch.Tensor | None, cache: Cache
+    ) -> torch.Tensor:
+        """[B, R, H] -> [B, R, H]; cosine and sine as ``rotation`` gives them, mask as ``grouped_sdpa`` takes it."""
+        query, key, value = self._heads(self.attention_norm(x), cosine, sine)
+        keys, values = cache.update(key, value, self._index)
+        attended, _ = attention.grouped_sdpa(self, query, keys, values, mask, scaling=self._scaling)
+        x = self._output.combined(attended.flatten(2), x, "add")
+        return self.mlp.onto(x, self.mlp_norm(x))
+
+
 class FusedDecoder(nn.Module):
     """The stack below the LM head, called as transformers' own is."""
 
@@ -126,7 +156,7 @@ class FusedDecoder(nn.Module):
         layers = [FusedLayer(layer, index) for index, layer in enumerate(decoder.layers)]
         self.layers = nn.ModuleList(layers)
         self._in_turn = tuple(zip(layers, layer_types(decoder.config), strict=True))
-        self.norm = FusedNorm(decoder.norm)
+        self.norm = _norm(decoder.norm)
 
     def get_decoder(self) -> FusedDecoder:
         """Itself, as transformers' decoders answer."""
@@ -142,18 +172,22 @@ class FusedDecoder(nn.Module):
     ) -> SimpleNamespace:
         """``last_hidden_state`` [B, R, H] of tokens and positions int64 [B, R]; masks as ``BaseModel`` takes them."""
         x = self.embed_tokens(input_ids)
-        cosine, sine = _rotation(*self.rotary_emb(x, position_ids))
+        cosine, sine = rotation(*self.rotary_emb(x, position_ids))
         for layer, kind in self._in_turn:
             mask = attention_mask[kind] if isinstance(attention_mask, dict) else attention_mask
             x = layer(x, cosine, sine, mask, past_key_values)
         return SimpleNamespace(last_hidden_state=self.norm(x))
 
 
-def _rotation(cosine: torch.Tensor, sine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def rotation(cosine: torch.Tensor, sine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """RoPE's factors [B, R, d] -> [B, R, 1, d], with the sine's sign for a vector and its halves swapped."""
     half = sine.shape[-1] // 2
     signed = torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
     return cosine[:, :, None], signed[:, :, None]
+
+
+def _norm(norm: Any) -> FusedNorm:
+    return FusedNorm(norm.weight, float(norm.variance_epsilon))
 
 
 def _merged(*parts: nn.Linear) -> PackedProduct:

@@ -2,8 +2,8 @@
 
 A plain product of a few rows reads its weight as it lies in memory; oneDNN multiplies faster from a layout of its own
 (``tests/benchmarks/test_packed_speed.py`` prints by how much), which costs the weights' size once more. The model stays
-as it is: packed layers live in a copy of its modules that shares every parameter, so the stock model is still there for
-prefill and as the reference.
+as it is: packed layers live in a copy of its modules that shares every parameter (made by ``models.fused``, for drafts
+by ``decode.drafters``), so the stock model is still there for prefill and as the reference.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import nn
-
-from mtp_bench.models.pages import huge_pages
 
 HINTED_ROWS = 16  # what the layout is made for; one to 64 rows gained alike
 
@@ -58,14 +56,6 @@ class PackedLinear(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         """See ``nn.Linear``."""
         return self.product(input)
-
-
-def packed_copy(module: Module) -> Module:
-    """A copy of ``module`` that shares its parameters and buffers; plain linear layers are packed, hooks left out."""
-    twin = shared_copy(module)
-    with huge_pages():
-        pack_linears(twin)
-    return twin
 
 
 def shared_copy(module: Module) -> Module:

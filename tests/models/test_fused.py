@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, WINDOW, tiny_base
+from tiny_models import ARCHITECTURES, WINDOW, random_eagle, tiny_base
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from mtp_bench.decode.cache import TreeCache
+from mtp_bench.decode.drafters import packed_heads
+from mtp_bench.decode.fused import FusedAttention
+from mtp_bench.decode.layer import cached_attention, layer_cache
 from mtp_bench.decode.masks import for_layers, row_mask
+from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.models.base import BaseModel
 from mtp_bench.models.fused import FusedDecoder, FusedLayer, FusedNorm, can_fuse, packed_model
 from mtp_bench.models.packed import can_pack
@@ -88,7 +92,8 @@ def test_norm(dtype: torch.dtype, scale: float) -> None:
     stock = LlamaRMSNorm(576, eps=1e-5)
     stock.weight.data = torch.randn(576)
     x = scale * (torch.randn(2, 7, 576) + 0.5)
-    mine = FusedNorm(stock.to(dtype))(x.to(dtype))
+    stock = stock.to(dtype)
+    mine = FusedNorm(stock.weight, 1e-5)(x.to(dtype))
     assert mine.dtype == dtype
     assert mine.is_contiguous()
     exact = stock.double()(x.to(dtype).double())
@@ -116,3 +121,36 @@ def test_the_stock_model_stays_as_it_is() -> None:
     packed_model(base.model)
     assert {name: parameter.data_ptr() for name, parameter in base.model.named_parameters()} == before
     assert not any(isinstance(part, FusedLayer) for part in base.model.modules())
+
+
+@pytest.mark.parametrize(
+    ("variant", "switches"),
+    [
+        ("eagle", {}),
+        ("eagle", {"qkv_bias": True, "input_norm": True, "embed_norm": True, "feature_norm": True}),
+        ("eagle3", {}),
+        ("eagle3", {"norm_before_residual": True, "norm_output": True, "norm_before_fc": True}),
+        ("eagle3", {"fc_norm": True, "qkv_bias": True}),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_draft_pass_is_that_of_the_stock_layer(variant: str, switches: dict[str, Any], rows: int) -> None:
+    draft = random_eagle(tiny_base(), variant, **switches)
+    generator = torch.Generator().manual_seed(3)
+    tokens = torch.randint(0, 24, (2, rows), generator=generator)
+    features = torch.randn(2, rows, draft.config.feature_size, generator=generator)
+    results = []
+    for one in (draft, packed_heads(draft)):
+        assert isinstance(one, EagleDraft)
+        assert isinstance(one.layer.self_attn, FusedAttention) == (one is not draft)
+        cosine, sine = one.rotary(40)
+        positions = torch.arange(3, 3 + rows).expand(2, -1)
+        cache = layer_cache(one.config, 2, 40, one.fc.weight)
+        mask = row_mask(positions, torch.zeros(2, dtype=torch.int64), tree_rows(rows), 40)
+        with torch.inference_mode():
+            attend = cached_attention(cache, positions, mask)
+            output = one(tokens, one.fuse(features), (cosine[positions], sine[positions]), attend)
+            results.append((output, one.feedback(output), one.logits(output), cache.data))
+    for stock, fused in zip(*results, strict=True):
+        torch.testing.assert_close(fused, stock, rtol=5e-4, atol=2e-4)
+    assert not any(isinstance(part, FusedNorm) for part in draft.modules()), "the stock draft stays as it is"

@@ -21,7 +21,7 @@ from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models import load
 from mtp_bench.models.engines import pick_engine
 from mtp_bench.models.load import LoadOptions, load_base_model
-from mtp_bench.models.packed import PackedLinear, PackedProduct, can_pack, packed_copy
+from mtp_bench.models.packed import PackedLinear, PackedProduct, can_pack, pack_linears, shared_copy
 from mtp_bench.topology import DynamicTree, Topology
 
 NAMES = [name for name in ARCHITECTURES if name != "gemma2"]  # that one knows only eager attention
@@ -54,7 +54,8 @@ def test_the_copy_shares_weights_and_leaves_the_model_alone(architecture: str) -
     base = tiny_base(architecture)
     layer = base.decoder.layers[0]  # type: ignore[index, union-attr]
     hook = layer.register_forward_pre_hook(lambda module, args: None)
-    twin = packed_copy(base.model)
+    twin = shared_copy(base.model)
+    pack_linears(twin)
     pairs = zip(base.model.parameters(), twin.parameters(), strict=True)
     assert all(mine is theirs for mine, theirs in pairs)
     assert any(isinstance(part, PackedLinear) for part in twin.modules())

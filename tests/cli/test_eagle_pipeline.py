@@ -117,7 +117,7 @@ def test_a_dynamic_winner_is_benched_evaluated_and_reported(folder: Path) -> Non
 @pytest.mark.parametrize("name", ["medusa", "eagle"])
 def test_throughput_over_batch_sizes(folder: Path, name: str) -> None:
     path = folder / "runs" / name
-    options = ["--limit", "6", "--repeats", "1", "--topology", "chain:2", "--topology", "none", "--batch", "1,3"]
+    options = ["--limit", "6", "--repeats", "1", "--topology", "chain:2", "--topology", "none", "--batch", "3,1"]
     output = run("bench", "--profile", str(path), *options, "--json")
     points = json.loads(output.splitlines()[-1])["points"]
     assert [(one["batch"], one["num_nodes"]) for one in points] == [(1, 0), (1, 2), (1, 0), (3, 0), (3, 2), (3, 0)]

@@ -21,9 +21,12 @@ __all__ = [
     "drop_quantization",
     "layer_types",
     "register_attention",
+    "registered_attention",
     "rotary_table",
     "sliding_window",
 ]
+
+_ATTENTION = AttentionInterface()
 
 
 def cache_keyword(decoder: torch.nn.Module) -> str:
@@ -35,6 +38,11 @@ def cache_keyword(decoder: torch.nn.Module) -> str:
 def register_attention(name: str, function: Any) -> None:
     """Make an attention function selectable as ``attn_implementation=name``."""
     AttentionInterface.register(name, function)
+
+
+def registered_attention(name: str) -> Any:
+    """The attention function of this name, as a model of that ``attn_implementation`` would call it."""
+    return _ATTENTION[name]
 
 
 def drop_quantization(model: PreTrainedModel) -> None:

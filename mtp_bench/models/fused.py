@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from mtp_bench.models import attention
-from mtp_bench.models.compat import Cache, layer_types
+from mtp_bench.models.compat import Cache, layer_types, registered_attention
 from mtp_bench.models.packed import PackedProduct, pack_linears, shared_copy
 from mtp_bench.models.pages import huge_pages
 
@@ -142,7 +142,8 @@ class FusedLayer(nn.Module):
         """[B, R, H] -> [B, R, H]; cosine and sine as ``rotation`` gives them, mask as ``grouped_sdpa`` takes it."""
         query, key, value = self._heads(self.attention_norm(x), cosine, sine)
         keys, values = cache.update(key, value, self._index)
-        attended, _ = attention.grouped_sdpa(self, query, keys, values, mask, scaling=self._scaling)
+        attend = registered_attention(attention.NAME)
+        attended, _ = attend(self, query, keys, values, mask, scaling=self._scaling)
         x = self._output.combined(attended.flatten(2), x, "add")
         return self.mlp.onto(x, self.mlp_norm(x))
 

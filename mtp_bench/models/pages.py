@@ -1,8 +1,8 @@
 """Huge pages for weights that every decoding step reads whole (Linux).
 
-With pages of 4 KiB a processor spends about half of a pass over the weights looking up addresses:
-``tests/benchmarks/test_huge_pages.py`` prints by how much. Memory is allocated as ever, then the kernel is asked to
-gather it into huge pages, which it is free to refuse.
+With pages of 4 KiB a processor spends part of a pass over the weights looking up addresses, from a tenth to half of it on
+one virtual machine within hours: ``tests/benchmarks/test_huge_pages.py`` prints what huge pages gain. Memory is
+allocated as ever, then the kernel is asked to gather it into huge pages, which it is free to refuse.
 """
 
 from __future__ import annotations

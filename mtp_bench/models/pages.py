@@ -1,7 +1,7 @@
 """Huge pages for weights that every decoding step reads whole (Linux).
 
-With pages of 4 KiB a processor spends part of a pass over the weights looking up addresses, from a tenth to half of it on
-one virtual machine within hours: ``tests/benchmarks/test_huge_pages.py`` prints what huge pages gain. Memory is
+With pages of 4 KiB a processor spends part of a pass over the weights looking up addresses, from a tenth to half of it
+on one virtual machine within hours: ``tests/benchmarks/test_huge_pages.py`` prints what huge pages gain. Memory is
 allocated as ever, then the kernel is asked to gather it into huge pages, which it is free to refuse.
 """
 

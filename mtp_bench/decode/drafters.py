@@ -15,7 +15,7 @@ from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models.engines import Engine
-from mtp_bench.models.packed import PackedProduct, pack_linears, shared_copy
+from mtp_bench.models.packed import PackedLinear, PackedProduct, pack_linears, shared_copy
 from mtp_bench.models.pages import huge_pages
 from mtp_bench.topology import DynamicTree, Topology
 
@@ -81,7 +81,8 @@ def packed_heads(heads: AnyHeads) -> AnyHeads:
                 fuse_draft(known)
             pack_linears(known)
             if isinstance(known, EagleDraft) or (isinstance(known, MedusaHeads) and known.lm_head != "own"):
-                known.lm_product = PackedProduct(known.lm_rows)
+                own = known.lm_head
+                known.lm_product = own.product if isinstance(own, PackedLinear) else PackedProduct(known.lm_rows)
         heads.__dict__["_packed"] = known
     assert isinstance(known, MedusaHeads | EagleDraft | HydraHeads)
     return known

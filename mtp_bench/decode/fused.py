@@ -30,7 +30,4 @@ class FusedAttention(nn.Module):
 
     def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
         """[B, R, width] -> [B, R, H]."""
-        cosine, sine = rotary
-        if cosine.ndim == 2:
-            cosine, sine = cosine[None], sine[None]
-        return self._output(attend(*self._heads(x, *rotation(cosine, sine))).flatten(2))
+        return self._output(attend(*self._heads(x, *rotation(*rotary))).flatten(2))

@@ -181,10 +181,10 @@ class FusedDecoder(nn.Module):
 
 
 def rotation(cosine: torch.Tensor, sine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """RoPE's factors [B, R, d] -> [B, R, 1, d], with the sine's sign for a vector and its halves swapped."""
+    """RoPE's factors [..., R, d] -> [..., R, 1, d], with the sine's sign for a vector and its halves swapped."""
     half = sine.shape[-1] // 2
     signed = torch.cat((-sine[..., :half], sine[..., half:]), dim=-1)
-    return cosine[:, :, None], signed[:, :, None]
+    return cosine.unsqueeze(-2), signed.unsqueeze(-2)
 
 
 def _norm(norm: Any) -> FusedNorm:

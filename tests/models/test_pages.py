@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_models import random_eagle, tiny_base
 
+from mtp_bench.decode.drafters import packed_heads
 from mtp_bench.models import pages
+from mtp_bench.models.fused import packed_model
+from mtp_bench.models.packed import can_pack
 from mtp_bench.models.pages import Span, anonymous_memory, huge_page_bytes, huge_pages, minus, whole_pages
 
 needs_them = pytest.mark.skipif(huge_page_bytes() is None, reason="this kernel gives no huge pages")
+
+
+def kernel() -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", platform.release())[:2])
 
 
 @st.composite
@@ -50,6 +60,7 @@ def test_own_memory_is_found() -> None:
 
 
 @needs_them
+@pytest.mark.skipif(kernel() < (6, 1), reason="this kernel gathers pages in the background only")
 def test_what_the_block_leaves_behind_is_in_huge_pages() -> None:
     old = torch.ones(8 << 20)
     with huge_pages():
@@ -83,12 +94,31 @@ def test_without_them_nothing_is_asked(setting: str | None, tmp_path: Path, monk
         pass
 
 
+@pytest.mark.parametrize("seconds", [20.0, -1.0])
+def test_gathering_ends_when_its_time_is_up(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int, int]] = []
+
+    def madvise(start: int, length: int, advice: int) -> None:
+        asked.append((start, length, advice))
+
+    monkeypatch.setattr(pages.ctypes, "CDLL", lambda name: SimpleNamespace(madvise=madvise))
+    monkeypatch.setattr(pages, "COLLAPSE_SECONDS", seconds)
+    pages._gather([(0, 4), (8, 10)], 2)
+    assert asked[:2] == [(0, 4, pages.MADV_HUGEPAGE), (8, 2, pages.MADV_HUGEPAGE)]
+    pages_asked = [(start, 2, pages.MADV_COLLAPSE) for start in (0, 2, 8)]
+    assert asked[2:] == (pages_asked if seconds > 0 else [])
+
+
 @needs_them
-def test_gathering_ends_when_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "COLLAPSE_SECONDS", -1.0)
-    with huge_pages():
-        block = torch.ones(16 << 20)
-    assert kib_in_huge_pages(block.data_ptr()) == 0
+@pytest.mark.skipif(not can_pack(torch.float32), reason="this torch or CPU has no packed fp32 products")
+def test_packed_models_and_heads_ask_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[Span]] = []
+    monkeypatch.setattr(pages, "_gather", lambda spans, size: asked.append(spans))
+    base = tiny_base()
+    packed_model(base.model)
+    assert len(asked) == 1
+    packed_heads(random_eagle(base))
+    assert len(asked) == 2
 
 
 def test_an_error_in_the_block_is_the_blocks() -> None:

@@ -54,11 +54,12 @@ Engine = Annotated[
     str,
     typer.Option(
         "--engine",
-        help="How steps run: auto (graph on CUDA, packed on a CPU), eager, packed, compiled (minutes to start), graph.",
+        help="How steps run: auto (graph on CUDA, native on a CPU), eager, packed, native, graph, "
+        "compiled (minutes to start).",
     ),
 ]
 RunEngine = Annotated[
-    str | None, typer.Option("--engine", help="eager, packed, compiled or graph; the run's when left out.")
+    str | None, typer.Option("--engine", help="eager, packed, native, compiled or graph; the run's when left out.")
 ]
 LoadFormat = Annotated[str, typer.Option("--load-format", help="auto, or dummy for random weights (costs only).")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of everything random.")]

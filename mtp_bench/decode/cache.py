@@ -60,7 +60,7 @@ class TreeCache(Cache):
         self.visible = self.length
         # Made once: a view costs microseconds, and a step would make four per layer.
         self._layers = [(layer[0], layer[1]) for layer in data]
-        self._slots = torch.empty(0)
+        self.slots = torch.empty(0)
 
     @classmethod
     def allocate(cls, base: BaseModel, *, batch: int, length: int) -> TreeCache:
@@ -103,7 +103,7 @@ class TreeCache(Cache):
 
     def aim(self, slots: torch.Tensor, visible: int) -> None:
         """Choose where the next pass writes (int64 [B, R]) and how many slots it sees."""
-        self._slots = slots
+        self.slots = slots
         self.visible = visible
 
     def update(
@@ -111,11 +111,11 @@ class TreeCache(Cache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write [B, K, R, d] keys and values of one layer; return [B, K, visible, d] views."""
         if torch.compiler.is_compiling():
-            compiled_write(self.data, key_states, value_states, self._slots, layer_idx)
+            compiled_write(self.data, key_states, value_states, self.slots, layer_idx)
             keys, values = self.data[layer_idx, 0], self.data[layer_idx, 1]
         else:
             keys, values = self._layers[layer_idx]
-            _write(keys, values, key_states, value_states, self._slots)
+            _write(keys, values, key_states, value_states, self.slots)
         return keys[:, :, : self.visible], values[:, :, : self.visible]
 
     def move(self, source: torch.Tensor, target: torch.Tensor) -> None:

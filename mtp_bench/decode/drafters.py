@@ -42,7 +42,7 @@ def drafter_for(
             where="--topology",
             fix="clip the tree (mtp-bench trees show) or use heads with more depths",
         )
-    if engine == "packed":
+    if engine in ("packed", "native"):
         heads = packed_heads(heads)
     if not isinstance(heads, EagleDraft):
         if isinstance(topology, DynamicTree):

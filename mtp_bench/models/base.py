@@ -17,6 +17,7 @@ from mtp_bench.models.compat import Cache, cache_keyword, layer_types, sliding_w
 from mtp_bench.models.compiled import compiled
 from mtp_bench.models.engines import Engine
 from mtp_bench.models.fused import packed_model
+from mtp_bench.models.native.model import NativeModel
 from mtp_bench.models.split import runs_on
 
 LayerMask = torch.Tensor | BlockMask
@@ -237,12 +238,19 @@ class BaseModel:
         Returns:
             hidden states and features as ``features`` gives them, and the greedy token after each row, int64 [B, R].
         """
+        if self.engine == "native":
+            return self.native.choices(tokens, positions, mask, cache, aux_layers)
         if self.engine == "packed":
             return self._packed.choices(tokens, positions, mask, cache, aux_layers)
         self._tap(aux_layers)
         run = compiled(self, "_choices") if self.engine == "compiled" else self._choices
         hidden, features, chosen = run(tokens, positions, mask, cache, tuple(aux_layers))
         return hidden, features, chosen
+
+    @cached_property
+    def native(self) -> NativeModel:
+        """The kernels' form of the model, for decoding steps."""
+        return NativeModel(self.model)
 
     @cached_property
     def _packed(self) -> BaseModel:

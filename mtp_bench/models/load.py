@@ -20,8 +20,10 @@ from mtp_bench.files import sha256_bytes, sha256_file, sha256_json
 from mtp_bench.heads.detect import require_base_model
 from mtp_bench.models import aliases, attention, flex, reference, split
 from mtp_bench.models.base import BaseModel
-from mtp_bench.models.engines import Engine, pick_engine, pick_split_engine
+from mtp_bench.models.engines import Engine, packed_or_eager, pick_engine, pick_split_engine
 from mtp_bench.models.memory import available_bytes
+from mtp_bench.models.native.model import why_not
+from mtp_bench.progress import say
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 # The others (flash, paged) take no boolean mask of any shape, so a tree cannot be verified with them.
@@ -69,7 +71,7 @@ def load_base_model(name: str, options: LoadOptions | None = None) -> BaseModel:
     tokenizer = _hub_call(AutoTokenizer.from_pretrained, source, name)
     sha256 = _fingerprint(name, source, config)
     base = BaseModel(name, source, model.eval().requires_grad_(False), tokenizer, sha256, engine)
-    return _affordable(base, options)
+    return _affordable(_computable(base, options), options)
 
 
 def _split(name: str, device_map: str, options: LoadOptions) -> BaseModel:
@@ -297,7 +299,7 @@ def _dummy(name: str, dtype: torch.dtype, device: torch.device, engine: Engine, 
         )
     fingerprint = sha256_json(config.to_dict())
     base = BaseModel(name, "dummy", model.eval().requires_grad_(False), None, fingerprint, engine)
-    return _affordable(base, options)
+    return _affordable(_computable(base, options), options)
 
 
 def _dummy_config(name: str) -> Any:
@@ -313,6 +315,27 @@ def _dummy_config(name: str) -> Any:
     )
 
 
+def _computable(base: BaseModel, options: LoadOptions) -> BaseModel:
+    """The model with an engine that computes its kind of layers.
+
+    Raises:
+        InputError: it was asked for by name and does not, or its kernels cannot be compiled.
+    """
+    if base.engine != "native":
+        return base
+    try:
+        reason = why_not(base.model)
+        if reason is None:
+            return base
+        raise InputError(f"no kernels for this model: {reason}", where="--engine native", fix="use --engine packed")
+    except InputError as error:
+        if options.engine != "auto":
+            raise
+        instead = packed_or_eager(base.device, base.dtype)
+        say(f"engine {instead}: {error.what.splitlines()[0]}")
+        return replace(base, engine=instead)
+
+
 def _affordable(base: BaseModel, options: LoadOptions) -> BaseModel:
     """The model with an engine whose copy of the weights fits into memory.
 
@@ -320,12 +343,12 @@ def _affordable(base: BaseModel, options: LoadOptions) -> BaseModel:
         InputError: it was asked for by name and does not fit.
     """
     free = available_bytes(base.device)
-    if base.engine != "packed" or free is None or base.weight_bytes < PACKING_SHARE * free:
+    if base.engine not in ("native", "packed") or free is None or base.weight_bytes < PACKING_SHARE * free:
         return base
     if options.engine == "auto":
         return replace(base, engine="eager")
     raise InputError(
         f"packing takes {base.weight_bytes / 2**30:.2f} GiB more, {free / 2**30:.2f} GiB is free",
-        where="--engine packed",
+        where=f"--engine {base.engine}",
         fix="use --engine eager",
     )

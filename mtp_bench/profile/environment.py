@@ -12,6 +12,7 @@ import torch
 
 from mtp_bench import __version__
 from mtp_bench.models.base import BaseModel
+from mtp_bench.models.native import library
 from mtp_bench.models.pages import huge_page_bytes
 from mtp_bench.models.split import DISK, layers_by_place
 
@@ -54,7 +55,8 @@ def device_environment(device: torch.device) -> dict[str, Any]:
 def machine_key(base: BaseModel) -> list[Any]:
     """What must be the same for timings of two runs to be of one kind."""
     split = [] if base.device_map is None else [dict(base.device_map)]
-    return [machine_name(base), torch.get_num_threads(), torch.__version__, *split]
+    kernels = [library.facts()["library"]] if base.engine == "native" else []
+    return [machine_name(base), torch.get_num_threads(), torch.__version__, *split, *kernels]
 
 
 def machine_name(base: BaseModel) -> str:
@@ -96,6 +98,8 @@ def model_facts(base: BaseModel) -> dict[str, Any]:
         "layers": base.num_layers,
         "kv_bytes_per_token": base.kv_bytes_per_token,
     }
+    if base.engine == "native":
+        facts["kernels"] = library.facts()
     if base.device_map is not None:
         facts |= {
             "device": "+".join(str(one) for one in dict.fromkeys((*base.layer_devices, base.device))),

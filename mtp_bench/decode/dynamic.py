@@ -19,7 +19,8 @@ from mtp_bench.topology import DynamicTree
 
 Run = Callable[[torch.Tensor, torch.Tensor, int, int, torch.Tensor], torch.Tensor]
 """A pass over k nodes of a level: tokens [b, k], hidden [b, k, H], level, nodes expanded before, sees -> [b, k, H]."""
-Logits = Callable[[torch.Tensor], torch.Tensor]
+Best = Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+"""See ``EagleDraft.best``."""
 
 
 class Pool(NamedTuple):
@@ -38,17 +39,15 @@ class Pool(NamedTuple):
     levels: torch.Tensor
 
 
-def expand(
-    draft: EagleDraft, output: torch.Tensor, depth: int, top_k: int, run: Run, logits: Logits | None = None
-) -> Pool:
+def expand(draft: EagleDraft, output: torch.Tensor, depth: int, top_k: int, run: Run, best: Best | None = None) -> Pool:
     """Draft the pool from the output [b, 1, H] of the root's slot, ``depth - 1`` passes of ``top_k`` nodes each.
 
     Args:
-        logits: how the draft's logits are computed, ``draft.logits`` when left out.
+        best: ``draft.best`` when left out.
     """
-    logits = logits or draft.logits
+    best = best or draft.best
     batch, device = len(output), output.device
-    tokens, scores = _children(draft, logits(output), top_k)
+    tokens, scores = _children(draft, *best(output, top_k))
     pool_tokens, pool_scores = [tokens], [scores]
     parents = [torch.full((batch, top_k), -1, dtype=torch.int64, device=device)]
     # The nodes expanded next: their place in the pool, and what their pass reads and sees.
@@ -58,7 +57,7 @@ def expand(
     sees, size = itself, top_k
     for level in range(1, depth):
         output = run(tokens, hidden, level, (level - 1) * top_k, sees)
-        children, own = _children(draft, logits(output), top_k)
+        children, own = _children(draft, *best(output, top_k))
         joint = (scores[..., None] + own.view(batch, top_k, top_k)).flatten(1)
         pool_tokens.append(children)
         pool_scores.append(joint)
@@ -75,10 +74,8 @@ def expand(
     return Pool(torch.cat(pool_tokens, 1), torch.cat(pool_scores, 1), torch.cat(parents, 1), levels)
 
 
-def _children(draft: EagleDraft, logits: torch.Tensor, top_k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Best tokens and their log-probabilities below each row of [b, w, V']: [b, w * top_k] each."""
-    best = ordered_topk(logits, top_k)
-    shares = logits.float().gather(-1, best) - logits.float().logsumexp(-1, keepdim=True)
+def _children(draft: EagleDraft, best: torch.Tensor, shares: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Target ids of the best tokens below each row, and their log-probabilities: [b, w, k] -> [b, w * k] each."""
     return draft.target_ids(best).flatten(1), shares.flatten(1)
 
 

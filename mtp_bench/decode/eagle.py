@@ -14,12 +14,12 @@ import torch
 
 from mtp_bench.decode.cache import TreeCache, bucket
 from mtp_bench.decode.draft import Drafted, Settled, Which, last_settled
-from mtp_bench.decode.dynamic import expand, select
+from mtp_bench.decode.dynamic import Best, expand, select
 from mtp_bench.decode.layer import cached_attention, layer_cache, sequences, settled_rows
 from mtp_bench.decode.levels import levels_of
 from mtp_bench.decode.masks import row_mask
 from mtp_bench.heads.eagle.draft import EagleDraft
-from mtp_bench.heads.ranking import ordered_topk
+from mtp_bench.heads.ranking import best_of
 from mtp_bench.models.compiled import compiled
 from mtp_bench.models.engines import Engine
 from mtp_bench.topology import DynamicTree, StaticTree
@@ -41,10 +41,11 @@ class EagleDrafter(ABC):
         self.aux_layers = draft.aux_layers
         config, weight = draft.config, draft.fc.weight
         self._forward: Callable[..., torch.Tensor] = draft
-        self._logits: Callable[[torch.Tensor], torch.Tensor] = draft.logits
+        self._best: Best = draft.best
         if engine == "compiled":
             self._forward = compiled(draft, "forward")
-            self._logits = compiled(draft, "logits")
+            logits = compiled(draft, "logits")
+            self._best = lambda output, top_k: best_of(logits(output), top_k)
         self.cache = layer_cache(config, batch, length, weight)
         self._places = torch.arange(expanded, device=weight.device)
         self._rotary = draft.rotary(length)
@@ -120,7 +121,7 @@ class StaticEagleDrafter(EagleDrafter):
     def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
         draft, drafted, first = self._draft, [], 0
         for depth, level in enumerate(self._levels, start=1):
-            best = ordered_topk(self._logits(output), level.top_k)
+            best, _ = self._best(output, level.top_k)
             tokens = draft.target_ids(best)[:, level.parent, level.rank]
             drafted.append(tokens)
             if depth < len(self._levels):
@@ -139,4 +140,4 @@ class DynamicEagleDrafter(EagleDrafter):
 
     def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
         depth, top_k = self._tree.depth, self._tree.top_k
-        return select(expand(self._draft, output, depth, top_k, behind.run, self._logits), self._tree)
+        return select(expand(self._draft, output, depth, top_k, behind.run, self._best), self._tree)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 
 from mtp_bench.decode.cache import TreeCache, bucket
 from mtp_bench.decode.draft import Settled, Which
 from mtp_bench.decode.masks import row_mask
-from mtp_bench.heads.eagle.draft import Attend, EagleConfig
+from mtp_bench.heads.eagle.draft import EagleConfig
 from mtp_bench.models import attention
 
 _NO_MODULE = torch.nn.Identity()  # stands for the module that transformers hands to an attention function
@@ -41,13 +42,25 @@ def settled_rows(cache: TreeCache, settled: Settled) -> tuple[torch.Tensor, torc
     return slots, row_mask(slots, settled.starts, causal, bucket(settled.longest + width, cache.length))
 
 
-def cached_attention(cache: TreeCache, slots: torch.Tensor, mask: torch.Tensor) -> Attend:
-    """Attention over a one-layer cache, the new rows written to ``slots`` first."""
-    cache.aim(slots, mask.shape[-1])
+@dataclass(frozen=True, eq=False)
+class CachedAttention:
+    """Attention over a one-layer cache, the new rows written to the slots that it was aimed at first.
 
-    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        keys, values = cache.update(key, value, 0)
-        output, _ = attention.grouped_sdpa(_NO_MODULE, query, keys, values, mask)
+    Attributes:
+        mask: bool [B, 1, R, S].
+    """
+
+    cache: TreeCache
+    mask: torch.Tensor
+
+    def __call__(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """See ``Attend``."""
+        keys, values = self.cache.update(key, value, 0)
+        output, _ = attention.grouped_sdpa(_NO_MODULE, query, keys, values, self.mask)
         return output
 
-    return attend
+
+def cached_attention(cache: TreeCache, slots: torch.Tensor, mask: torch.Tensor) -> CachedAttention:
+    """Attention over a one-layer cache, the new rows written to ``slots`` first."""
+    cache.aim(slots, mask.shape[-1])
+    return CachedAttention(cache, mask)

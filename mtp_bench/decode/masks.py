@@ -33,7 +33,13 @@ def row_mask(slots: torch.Tensor, lengths: torch.Tensor, ancestors: torch.Tensor
 
 
 def for_layers(
-    base: BaseModel, mask: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, lengths: torch.Tensor
+    base: BaseModel,
+    mask: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    lengths: torch.Tensor,
+    *,
+    plain: bool = False,
 ) -> Mask:
     """Hand the mask over as the architecture wants it: windowed for sliding layers, additive for eager and
     grouped SDPA, in blocks for FlexAttention.
@@ -41,12 +47,13 @@ def for_layers(
     Args:
         mask: bool [B, 1, R, S] from ``row_mask``.
         slots, positions: int64 [B, R]; lengths: int64 [B].
+        plain: leave them bool, as the native engine's kernels read them.
     """
     kinds = set(base.layer_types)
     masks = dict.fromkeys(kinds, mask)
     if base.sliding_window is not None and "sliding_attention" in kinds:
         masks["sliding_attention"] = mask & _within_window(base.sliding_window, mask, slots, positions)
-    laid_out = {kind: _laid_out(base, part) for kind, part in masks.items()}
+    laid_out = {kind: part if plain else _laid_out(base, part) for kind, part in masks.items()}
     return _single(laid_out) if len(kinds) == 1 and not getattr(base.config, "layer_types", None) else laid_out
 
 

@@ -155,7 +155,8 @@ class TreeStepper:
         if self.masks_every_row():
             visible = bucket(longest + self.tree.rows, self.cache.length)
             mask = row_mask(slots, self.lengths, self.tree.ancestors, visible)
-            layered = for_layers(self.base, mask, slots, positions, self.lengths)
+            plain = self.base.engine == "native"
+            layered = for_layers(self.base, mask, slots, positions, self.lengths, plain=plain)
         else:
             visible, layered = longest + 1, None
         self.cache.aim(slots, visible)

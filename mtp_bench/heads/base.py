@@ -20,6 +20,9 @@ LmHead = Literal["own", "shared", "base"]
 LmProduct = Callable[["Tensor"], "Tensor"]
 """The product of states [..., H] with a set of heads' LM rows, where an engine has a faster one than the plain."""
 
+LmBest = Callable[["Tensor", int], "tuple[Tensor, Tensor]"]
+"""``ranking.best_of`` of that product and so many tokens, where an engine has a faster one."""
+
 
 @runtime_checkable
 class Heads(Protocol):

@@ -29,6 +29,12 @@ def ordered_topk(logits: Tensor, top_k: int) -> Tensor:
     return low - (torch.topk(keys, top_k, dim=-1).values & low).to(torch.int64)
 
 
+def best_of(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+    """Ids int64 and log-probabilities float32 [..., top_k] of the largest logits [..., V], in this order."""
+    best, wide = ordered_topk(logits, top_k), logits.float()
+    return best, wide.gather(-1, best) - wide.logsumexp(-1, keepdim=True)
+
+
 def ranks_of(logits: Tensor, ids: Tensor, top_k: int) -> Tensor:
     """Rank int16 [T] of each id [T] in its row of logits [T, V] under the same order.
 

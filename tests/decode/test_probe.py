@@ -32,7 +32,7 @@ def test_finds_a_causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_finds_a_missing_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "for_layers", lambda base, mask, *rest: mask)
+    monkeypatch.setattr(step_module, "for_layers", lambda base, mask, *rest, **options: mask)
     with pytest.raises(CheckFailed):
         probe_tree(tiny_base("mistral-window"), TREE, prompt_of(WINDOW + 9))
 

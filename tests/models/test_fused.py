@@ -12,7 +12,7 @@ from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from mtp_bench.decode.cache import TreeCache
-from mtp_bench.decode.drafters import packed_heads
+from mtp_bench.decode.drafters import engine_heads
 from mtp_bench.decode.fused import FusedAttention
 from mtp_bench.decode.layer import cached_attention, layer_cache
 from mtp_bench.decode.masks import for_layers, row_mask
@@ -140,7 +140,7 @@ def test_a_draft_pass_is_that_of_the_stock_layer(variant: str, switches: dict[st
     tokens = torch.randint(0, 24, (2, rows), generator=generator)
     features = torch.randn(2, rows, draft.config.feature_size, generator=generator)
     results = []
-    for one in (draft, packed_heads(draft)):
+    for one in (draft, engine_heads(draft, "packed")):
         assert isinstance(one, EagleDraft)
         assert isinstance(one.layer.self_attn, FusedAttention) == (one is not draft)
         cosine, sine = one.rotary(40)

@@ -14,7 +14,7 @@ from tiny_hydra import random_hydra
 from tiny_models import ARCHITECTURES, random_eagle, random_heads, random_tree, tiny_base
 from torch import nn
 
-from mtp_bench.decode.drafters import packed_heads
+from mtp_bench.decode.drafters import engine_heads
 from mtp_bench.errors import InputError
 from mtp_bench.heads.hydra.heads import HydraHeads
 from mtp_bench.heads.kinds import AnyHeads
@@ -87,7 +87,7 @@ def test_text_and_steps_are_those_of_the_eager_engine(architecture: str, kind: s
 
 def test_every_layer_of_hydra_heads_is_packed(tmp_path: Path) -> None:
     heads = random_hydra(tiny_base(), tmp_path)
-    twin = packed_heads(heads)
+    twin = engine_heads(heads, "packed")
     assert isinstance(twin, HydraHeads)
     packed_layers = [part for part in twin.modules() if isinstance(part, PackedLinear)]
     assert len(packed_layers) == sum(isinstance(part, nn.Linear) for part in heads.modules()) == 4 * (2 + 1 + 1) + 7
@@ -128,8 +128,8 @@ def test_every_product_of_a_step_is_a_packed_one(kind: str, monkeypatch: pytest.
     decode(base, heads, NO_TREE if heads is None else random_tree(1))
     made = set(products_of(base._packed.model))
     if heads is not None:
-        twin = packed_heads(heads)
-        assert twin is packed_heads(heads), "made once"
+        twin = engine_heads(heads, "packed")
+        assert twin is engine_heads(heads, "packed"), "made once"
         assert twin.lm_product in used  # type: ignore[union-attr]
     assert len(made) == 3 * 5 + 1, "q, k and v are one; the LM head"
     assert made <= used

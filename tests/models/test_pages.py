@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import random_eagle, tiny_base
 
-from mtp_bench.decode.drafters import packed_heads
+from mtp_bench.decode.drafters import engine_heads
 from mtp_bench.models import pages
 from mtp_bench.models.fused import packed_model
 from mtp_bench.models.packed import can_pack
@@ -117,7 +117,7 @@ def test_packed_models_and_heads_ask_for_them(monkeypatch: pytest.MonkeyPatch) -
     base = tiny_base()
     packed_model(base.model)
     assert len(asked) == 1
-    packed_heads(random_eagle(base))
+    engine_heads(random_eagle(base), "packed")
     assert len(asked) == 2
 
 

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mtp_bench.errors import InputError
-from mtp_bench.heads.base import HeadsInfo, LmHead, LmProduct
+from mtp_bench.heads.base import HeadsInfo, LmBest, LmHead, LmProduct
+from mtp_bench.heads.ranking import best_of
 from mtp_bench.heads.vocabulary import inverse_map
 from mtp_bench.models.compat import rotary_table
 
@@ -167,6 +168,7 @@ class EagleDraft(EagleParts):
         self.register_buffer("_base_rows", None, persistent=False)
         self._rotary = RotaryTable(config)
         self.lm_product: LmProduct | None = None
+        self.lm_best: LmBest | None = None
         self.meta = meta if meta is not None else self._describe()
 
     def attach(self, embedding: Tensor, lm_rows: Tensor) -> None:
@@ -251,7 +253,7 @@ class EagleDraft(EagleParts):
         """
         embedded = self.embed(tokens)
         output: Tensor
-        if isinstance(self.layer, DecoderLayer):
+        if self.config.variant == "eagle":
             if self.embed_norm is not None:
                 embedded = self.embed_norm(embedded)
             if self.feature_norm is not None:
@@ -272,6 +274,12 @@ class EagleDraft(EagleParts):
         """Logits over the draft vocabulary, [..., H] -> [..., V']."""
         normed = self.norm(output) if self.norm is not None else output
         return F.linear(normed, self.lm_rows) if self.lm_product is None else self.lm_product(normed)
+
+    def best(self, output: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
+        """Draft ids int64 and log-probabilities float32 [..., top_k] of the most probable tokens, [..., H] given."""
+        if self.lm_best is not None:
+            return self.lm_best(output if self.norm is None else self.norm(output), top_k)
+        return best_of(self.logits(output), top_k)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Draft ids -> target ids."""

@@ -48,7 +48,7 @@ struct Matrix {
 
 struct Layer {
   Matrix heads, output, gated, down;
-  const void *attention_norm, *mlp_norm;
+  const void *attention_norm, *mlp_norm;  // the former null = what attention reads is given
   const void *query_norm, *key_norm;  // null = none
   Index mask;                         // which of the pass's masks
 };
@@ -63,7 +63,7 @@ struct Model {
 };
 
 struct Mask {
-  const void* data;  // null = every row sees every slot
+  const uint8_t* data;  // 1 = visible; null = every row sees every slot
   Index per_sequence, per_row;
 };
 
@@ -77,7 +77,8 @@ struct Pass {
   const Index* taps;     // [taps_count] layers whose inputs are features
   Index taps_count;
   void* features;        // [batch, rows, taps_count * hidden]
-  void *x, *normed, *heads, *attended, *inner;  // scratch, a row each for every row
+  const void* given;  // [batch, rows, heads.inputs], what attention reads where no layer norms it
+  void *x, *normed, *heads, *attended, *inner;  // scratch, a row each for every row; x is what a layer adds to
   float* scores;         // scratch, [threads, QUERIES, visible]
   float* best;           // scratch, [threads, batch * rows]
   void* hidden;          // [batch, rows, hidden]
@@ -382,7 +383,7 @@ template <class E>
 struct Queries {
   int count;
   const E* query[QUERIES];
-  const E* mask[QUERIES];  // null = none
+  const uint8_t* mask[QUERIES];  // null = none
   E* to[QUERIES];
   const E *keys, *values;
   Index slots, per_slot, width;
@@ -461,13 +462,12 @@ void score(const Queries<E>& q) {
 }
 
 // Scores of one query -> weights that do not sum to one yet.
-template <class E>
-void weigh(const E* mask, Index slots, float scaling, float* scores) {
+inline void weigh(const uint8_t* mask, Index slots, float scaling, float* scores) {
   float most = -INFINITY;
   if (mask == nullptr)
     for (Index s = 0; s < slots; ++s) scores[s] *= scaling;
   else
-    for (Index s = 0; s < slots; ++s) scores[s] = scores[s] * scaling + widen(mask[s]);
+    for (Index s = 0; s < slots; ++s) scores[s] = mask[s] ? scores[s] * scaling : -INFINITY;
   Floats mosts = Floats{} - INFINITY;
   Index s = 0;
   for (; s + LANES <= slots; s += LANES) {
@@ -541,7 +541,7 @@ void attention(const Model& model, const Layer& layer, Index index, const Pass& 
       Index place = sequence * pass.rows + row;
       q.query[n] = (const E*)pass.heads + (place * all + head) * width;
       q.to[n] = (E*)pass.attended + (place * model.heads + head) * width;
-      q.mask[n] = (const E*)mask.data;
+      q.mask[n] = mask.data;
       if (mask.data != nullptr) q.mask[n] += sequence * mask.per_sequence + row * mask.per_row;
     }
     attend(q);
@@ -559,10 +559,11 @@ void run_layer(const Model& model, Index index, const Pass& pass, Member me) {
   auto onto_x = [&](Index row, Index column, const float* sums, Index columns) {
     add(sums, columns, x + row * hidden + column);
   };
-  norms(x, (const E*)layer.attention_norm, rows, hidden, model.epsilon, normed, me);
+  const E* read = layer.attention_norm == nullptr ? (const E*)pass.given : normed;
+  if (read == normed) norms(x, (const E*)layer.attention_norm, rows, hidden, model.epsilon, normed, me);
 #pragma omp barrier
   Index width = layer.heads.outputs;
-  product(layer.heads, normed, rows, me.share(panels_of(width)),
+  product(layer.heads, read, rows, me.share(panels_of(width)),
           [&](Index row, Index column, const float* sums, Index columns) {
             put(sums, columns, heads + row * width + column);
           });
@@ -635,6 +636,75 @@ void run(const Model& model, const Pass& pass) {
   run_member<E>(model, pass, Member{omp_get_thread_num(), omp_get_num_threads()});
 }
 
+// ---- Parts of drafts
+
+template <class E>
+void run_alone(const Model& model, const Pass& pass) {
+#pragma omp parallel num_threads(int(pass.threads))
+  run_layer<E>(model, 0, pass, Member{omp_get_thread_num(), omp_get_num_threads()});
+}
+
+template <class E>
+void multiply_rows(const Matrix& matrix, const E* x, Index rows, bool silu, E* to, Index threads) {
+#pragma omp parallel num_threads(int(threads))
+  product(matrix, x, rows, Member{omp_get_thread_num(), omp_get_num_threads()}.share(panels_of(matrix.outputs)),
+          [&](Index row, Index column, const float* sums, Index columns) {
+            E* at = to + row * matrix.outputs + column;
+            silu ? put_silu(sums, columns, at) : put(sums, columns, at);
+          });
+}
+
+// The first of the top_k largest logits, the lower id first among equal ones, and their log-probabilities.
+inline void rank_row(const float* logits, Index width, Index top_k, Index* ids, float* shares) {
+  Index found = 0;
+  float worst = -INFINITY;
+  for (Index block = 0; block < width; block += LANES) {
+    Index end = block + LANES < width ? block + LANES : width;
+    if (found == top_k && end - block == LANES) {
+      bool any = false;
+      for (int i = 0; i < LANES; ++i) any |= logits[block + i] > worst;
+      if (!any) continue;
+    }
+    for (Index i = block; i < end; ++i) {
+      if (found == top_k && !(logits[i] > worst)) continue;
+      Index place = found < top_k ? found++ : top_k - 1;
+      for (; place > 0 && logits[i] > shares[place - 1]; --place) ids[place] = ids[place - 1], shares[place] = shares[place - 1];
+      ids[place] = i, shares[place] = logits[i];
+      worst = shares[found - 1];
+    }
+  }
+  float most = shares[0];
+  Floats sums = {};
+  float rest = 0.0f;
+  Index i = 0;
+  for (; i + LANES <= width; i += LANES) {
+    float powers[LANES];
+    for (int lane = 0; lane < LANES; ++lane) powers[lane] = exponential(logits[i + lane] - most);
+    sums += load_wide(powers);
+  }
+  for (; i < width; ++i) rest += exponential(logits[i] - most);
+  float log_sum = most + std::log(total(sums) + rest);
+  for (Index k = 0; k < top_k; ++k) shares[k] -= log_sum;
+}
+
+template <class E>
+void rank(const Matrix& matrix, const E* x, Index rows, Index top_k, float* logits, Index* ids, float* shares,
+          Index threads) {
+#pragma omp parallel num_threads(int(threads))
+  {
+    Member me{omp_get_thread_num(), omp_get_num_threads()};
+    product(matrix, x, rows, me.share(panels_of(matrix.outputs)),
+            [&](Index row, Index column, const float* sums, Index columns) {
+              float* at = logits + row * matrix.outputs + column;
+              for (Index c = 0; c < columns; ++c) at[c] = rounded<E>(sums[c]);
+            });
+#pragma omp barrier
+    Span mine = me.share(rows);
+    for (Index r = mine.begin; r < mine.end; ++r)
+      rank_row(logits + r * matrix.outputs, matrix.outputs, top_k, ids + r * top_k, shares + r * top_k);
+  }
+}
+
 }  // namespace
 
 extern "C" {
@@ -649,6 +719,21 @@ int mtp_bf16_products() {
 }
 int mtp_queries() { return QUERIES; }
 int mtp_most_width() { return MOST_WIDTH; }
-void mtp_step_bf16(const Model* model, const Pass* pass) { run<Bf16>(*model, *pass); }
-void mtp_step_fp32(const Model* model, const Pass* pass) { run<float>(*model, *pass); }
+
+#define FOR_DTYPE(E, NAME)                                                                                     \
+  void mtp_step_##NAME(const Model* model, const Pass* pass) { run<E>(*model, *pass); }                        \
+  void mtp_layer_##NAME(const Model* model, const Pass* pass) { run_alone<E>(*model, *pass); }                 \
+  void mtp_norm_##NAME(const void* x, const void* gain, Index rows, Index width, float epsilon, void* to) {    \
+    norms((const E*)x, (const E*)gain, rows, width, epsilon, (E*)to, Member{0, 1});                            \
+  }                                                                                                            \
+  void mtp_product_##NAME(const Matrix* matrix, const void* x, Index rows, int silu, void* to, Index threads) { \
+    multiply_rows(*matrix, (const E*)x, rows, silu, (E*)to, threads);                                          \
+  }                                                                                                            \
+  void mtp_rank_##NAME(const Matrix* matrix, const void* x, Index rows, Index top_k, void* logits, void* ids,  \
+                       void* shares, Index threads) {                                                          \
+    rank(*matrix, (const E*)x, rows, top_k, (float*)logits, (Index*)ids, (float*)shares, threads);             \
+  }
+
+FOR_DTYPE(Bf16, bf16)
+FOR_DTYPE(float, fp32)
 }

@@ -10,7 +10,8 @@ import os
 import shutil
 import subprocess
 import tempfile
-from ctypes import POINTER, c_float, c_int64, c_void_p
+from collections.abc import Callable
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,8 @@ FLAGS = (
     *("-O3", "-march=native", "-std=c++17", "-fopenmp", "-fPIC", "-shared"),
     *("-fno-math-errno", "-fno-trapping-math"),
 )
-COMPUTES = (torch.bfloat16, torch.float32)
+SUFFIXES = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+COMPUTES = tuple(SUFFIXES)
 COMPILING_SECONDS = 300
 LAST_LINES = 6
 
@@ -63,7 +65,7 @@ class Model(ctypes.Structure):
 
 
 class Mask(ctypes.Structure):
-    """An additive mask [B or 1, 1, R, S]: strides in elements."""
+    """A mask bool [B or 1, 1, R, S], True = visible; strides in elements."""
 
     _fields_ = [("data", c_void_p), ("per_sequence", c_int64), ("per_row", c_int64)]
 
@@ -78,9 +80,21 @@ class Pass(ctypes.Structure):
         ("masks", Mask * 2),
         ("taps", c_void_p),
         ("taps_count", c_int64),
-        *((name, c_void_p) for name in ("features", "x", "normed", "heads", "attended", "inner", "scores", "best")),
+        *(
+            (name, c_void_p)
+            for name in ("features", "given", "x", "normed", "heads", "attended", "inner", "scores", "best")
+        ),
         *((name, c_void_p) for name in ("hidden", "best_choice", "choices")),
     ]
+
+
+FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "step": (POINTER(Model), POINTER(Pass)),
+    "layer": (POINTER(Model), POINTER(Pass)),
+    "norm": (c_void_p, c_void_p, c_int64, c_int64, c_float, c_void_p),
+    "product": (POINTER(Matrix), c_void_p, c_int64, c_int, c_void_p, c_int64),
+    "rank": (POINTER(Matrix), c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64),
+}
 
 
 def compiler() -> str | None:
@@ -110,9 +124,17 @@ def library() -> ctypes.CDLL:
     """
     path = _compiled()
     loaded = ctypes.CDLL(str(path))
-    for step in (loaded.mtp_step_bf16, loaded.mtp_step_fp32):
-        step.argtypes, step.restype = (POINTER(Model), POINTER(Pass)), None
+    for name, arguments in FUNCTIONS.items():
+        for suffix in SUFFIXES.values():
+            function = getattr(loaded, f"mtp_{name}_{suffix}")
+            function.argtypes, function.restype = arguments, None
     return loaded
+
+
+def kernel(name: str, dtype: torch.dtype) -> Callable[..., None]:
+    """One of ``FUNCTIONS``, for this dtype."""
+    function: Callable[..., None] = getattr(library(), f"mtp_{name}_{SUFFIXES[dtype]}")
+    return function
 
 
 def _compiled() -> Path:

@@ -84,9 +84,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def tiny_base(architecture: str = "llama", kernel: str = attention.NAME, tokenizer: Any = None) -> BaseModel:
-    """A random fp32 model of the named architecture."""
-    config = AutoConfig.for_model(**{**_SMALL, **ARCHITECTURES[architecture]})
+def tiny_base(
+    architecture: str = "llama", kernel: str = attention.NAME, tokenizer: Any = None, **sizes: int
+) -> BaseModel:
+    """A random fp32 model of the named architecture; ``sizes`` instead of its own."""
+    config = AutoConfig.for_model(**{**_SMALL, **ARCHITECTURES[architecture], **sizes})
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=kernel)
     model.generation_config.eos_token_id = None
@@ -144,7 +146,7 @@ def random_eagle(base: BaseModel, variant: str = "eagle3", *, seed: int = 0, **s
         intermediate_size=48,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=8,
+        head_dim=base.head_dim,
         vocab_size=base.vocab_size,
         **(parts | switches),
     )

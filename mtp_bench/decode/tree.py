@@ -51,7 +51,7 @@ class TreeTensors:
         """Tensors for ``tree``, padded to ``rows`` rows with dummy nodes that nothing accepts.
 
         Args:
-            batch: sequences; only a dynamic tree has tensors for each, all rows padding until it is drafted.
+            batch: sequences; only a dynamic tree has tensors for each, all rows below the root padding until drafted.
         """
         rows = max(rows or 0, tree.rows)
         if isinstance(tree, DynamicTree):
@@ -62,7 +62,7 @@ class TreeTensors:
     def mixed(
         cls, trees: Iterable[StaticTree], device: torch.device, *, rows: int | None = None, batch: int = 1
     ) -> TreeTensors:
-        """Tensors of a batch whose every sequence uses one of ``trees``; all rows are padding until ``assign``.
+        """Tensors of a batch whose every sequence uses one of ``trees``; below the root all is padding until ``assign``.
 
         Their union is drafted, of which each sequence takes its own nodes: drafting costs what the union costs, and
         verification what the largest tree costs.
@@ -106,7 +106,9 @@ class TreeTensors:
         ancestors = torch.eye(rows, dtype=torch.bool, device=device)
         ancestors[:, 0] = True
         path_rows = torch.arange(rows, device=device)[None, :, None].repeat(batch, 1, tree.depth + 1)
-        return cls(tree, none, none.clone(), none.bool(), ancestors.repeat(batch, 1, 1), path_rows)
+        real = none.bool()
+        real[:, 0] = True  # the root is always there, in a slot that no request has filled yet too
+        return cls(tree, none, none.clone(), real, ancestors.repeat(batch, 1, 1), path_rows)
 
     def put(self, which: slice | torch.Tensor, drafted: TreeTensors) -> None:
         """Take over the trees that were drafted for some sequences; rows beyond theirs stay padding."""

@@ -37,6 +37,7 @@ class FakeDraft(EagleDraft):
         torch.nn.Module.__init__(self)
         self.seed = seed
         self.token_map = None
+        self.lm_best = None
 
     def logits(self, output: torch.Tensor) -> torch.Tensor:
         flat = output.reshape(-1).tolist()

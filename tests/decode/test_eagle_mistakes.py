@@ -138,11 +138,13 @@ def test_drafted_features_left_in_the_cache(trained: Any, monkeypatch: pytest.Mo
 def test_a_wrong_final_norm(trained: Any) -> None:
     base, draft, answers = trained
     right = tokens_per_step(base, draft, answers)
-    norm, draft.norm = draft.norm, None
+    own = draft.norm.weight.clone()
+    # Of another model: a norm left out would show in its gains alone, which so short a training leaves near one.
+    draft.norm.weight.copy_(torch.linspace(0, 3, len(own)))
     try:
         assert tokens_per_step(base, draft, answers) < right
     finally:
-        draft.norm = norm
+        draft.norm.weight.copy_(own)
 
 
 @pytest.mark.parametrize("shift", [1])

@@ -11,7 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from mtp_bench.errors import InputError
 from mtp_bench.models import engines, flex
-from mtp_bench.models.engines import pick_engine
+from mtp_bench.models.engines import packed_or_eager, pick_engine
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 MODULE = torch.nn.Identity()
@@ -113,6 +113,8 @@ def test_engines_it_goes_with(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_engine("auto", CUDA, torch.bfloat16, "flex") == "eager"
     assert pick_engine("graph", CUDA, torch.bfloat16, "flex") == "graph"
     assert prepared == [CUDA, CUDA], "its kernel is compiled whatever the engine"
-    assert pick_engine("auto", CPU, torch.float32, "flex") == pick_engine("auto", CPU, torch.float32)
+    assert pick_engine("auto", CPU, torch.float32, "flex") == packed_or_eager(CPU, torch.float32)
+    with pytest.raises(InputError, match="an attention of its own"):
+        pick_engine("native", CPU, torch.float32, "flex")
     assert pick_engine("eager", CPU, torch.float32, "flex") == "eager"
     assert prepared == [CUDA, CUDA], "on a CPU nothing is compiled"

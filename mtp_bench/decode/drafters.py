@@ -12,7 +12,7 @@ from mtp_bench.decode.draft import Drafter, MedusaDrafter
 from mtp_bench.decode.eagle import DynamicEagleDrafter, StaticEagleDrafter
 from mtp_bench.decode.fused import fuse_draft
 from mtp_bench.decode.hydra import HydraDrafter
-from mtp_bench.decode.native import NativeMedusa, can_be_native, native_draft
+from mtp_bench.decode.native_heads import NativeMedusa, can_be_native, native_draft
 from mtp_bench.errors import InputError
 from mtp_bench.heads.eagle.draft import EagleDraft
 from mtp_bench.heads.hydra.heads import HydraHeads
@@ -89,7 +89,7 @@ def engine_heads(heads: AnyHeads, engine: Engine) -> AnyHeads | NativeMedusa:
 def _made_once(heads: AnyHeads, name: str, make: Callable[[Any], Made]) -> Made:
     known = heads.__dict__
     if name not in known:
-        with huge_pages(), torch.no_grad():
+        with torch.no_grad():
             known[name] = make(heads)
     made: Made = known[name]
     return made
@@ -99,11 +99,12 @@ def _packed(heads: AnyHeads) -> AnyHeads:
     """The same heads with packed weights, and the layer of an EAGLE draft fused."""
     assert isinstance(heads, torch.nn.Module)
     copy = shared_copy(heads)
-    if isinstance(copy, EagleDraft):
-        fuse_draft(copy)
-    pack_linears(copy)
-    if isinstance(copy, EagleDraft) or (isinstance(copy, MedusaHeads) and copy.lm_head != "own"):
-        own = copy.lm_head
-        copy.lm_product = own.product if isinstance(own, PackedLinear) else PackedProduct(copy.lm_rows)
+    with huge_pages():
+        if isinstance(copy, EagleDraft):
+            fuse_draft(copy)
+        pack_linears(copy)
+        if isinstance(copy, EagleDraft) or (isinstance(copy, MedusaHeads) and copy.lm_head != "own"):
+            own = copy.lm_head
+            copy.lm_product = own.product if isinstance(own, PackedLinear) else PackedProduct(copy.lm_rows)
     assert isinstance(copy, MedusaHeads | EagleDraft | HydraHeads)
     return copy

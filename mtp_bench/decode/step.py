@@ -15,6 +15,7 @@ from mtp_bench.decode.cache import TreeCache, bucket
 from mtp_bench.decode.draft import Settled, Which
 from mtp_bench.decode.drafters import drafter_for
 from mtp_bench.decode.masks import for_layers, row_mask
+from mtp_bench.decode.native_step import native_accept, native_move
 from mtp_bench.decode.prefill import prefill
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.heads.kinds import AnyHeads
@@ -131,14 +132,15 @@ class TreeStepper:
 
     def accept(self, verified: Verified) -> Acceptance:
         """The longest path of each tree that the base model would have taken."""
-        return accept_greedy(self.tokens, verified.choices, self.tree)
+        accept = native_accept if self.base.engine == "native" else accept_greedy
+        return accept(self.tokens, verified.choices, self.tree)
 
     def settle(self, verified: Verified, outcome: Acceptance, longest: int) -> tuple[torch.Tensor, Settled]:
         """Move the accepted rows of the cache to their places and set the next root; the step's result, and what the
         next tree is drafted from."""
         starts = self.lengths.clone()
         if self.tree.depth:
-            self.cache.move(starts[:, None] + outcome.path[:, 1:], starts[:, None] + self._depths)
+            self._move(starts[:, None] + outcome.path[:, 1:], starts[:, None] + self._depths)
         counts = outcome.accepted + 1
         # In place: a captured graph must find its state at the same address. A free slot must not grow out of the
         # cache, whatever its stale rows accept.
@@ -147,6 +149,12 @@ class TreeStepper:
         sequences = torch.arange(len(starts), device=starts.device)[:, None]
         settled = Settled(starts, outcome.emitted, verified.features[sequences, outcome.path], counts, longest)
         return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1), settled
+
+    def _move(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        if self.base.engine == "native":
+            native_move(self.cache, source, target)
+        else:
+            self.cache.move(source, target)
 
     def verify(self, longest: int) -> Verified:
         """Forward the current rows."""

@@ -62,7 +62,7 @@ class TreeTensors:
     def mixed(
         cls, trees: Iterable[StaticTree], device: torch.device, *, rows: int | None = None, batch: int = 1
     ) -> TreeTensors:
-        """Tensors of a batch whose every sequence uses one of ``trees``; below the root all is padding until ``assign``.
+        """Tensors of a batch whose every sequence uses one of ``trees``; below the root is padding until ``assign``.
 
         Their union is drafted, of which each sequence takes its own nodes: drafting costs what the union costs, and
         verification what the largest tree costs.

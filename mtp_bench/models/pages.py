@@ -8,12 +8,15 @@ allocated as ever, then the kernel is asked to gather it into huge pages, which 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import re
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 # Values of the kernel's <linux/mman.h>; Python's ``mmap`` module advises only on mappings that it made itself.
 MADV_HUGEPAGE = 14
@@ -37,6 +40,19 @@ def huge_pages() -> Iterator[None]:
     before = anonymous_memory()
     yield
     _gather(whole_pages(minus(anonymous_memory(), before), size), size)
+
+
+def huge_buffer(size: int) -> torch.Tensor:
+    """Zeros uint8 [size] in huge pages from the first touch on, where there are any: nothing is to be gathered."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    page = huge_page_bytes()
+    if page is None or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.frombuffer(mmap.mmap(-1, size, flags=flags), dtype=torch.uint8)
+    area = mmap.mmap(-1, (-(-size // page) + 1) * page, flags=flags)
+    area.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(area, dtype=torch.uint8)
+    start = -whole.data_ptr() % page
+    return whole[start : start + size]
 
 
 def huge_page_bytes() -> int | None:

@@ -225,7 +225,7 @@ def test_whole_passes_of_the_reference_model(dtype: str) -> None:
     switch = Switch()
     register_attention(NAME, switch)
     try:
-        base = load_base_model("smollm2-135m", LoadOptions(dtype=dtype, device=str(DEVICE)))
+        base = load_base_model("smollm2-135m", LoadOptions(dtype=dtype, device=str(DEVICE), engine="packed"))
         print()
         for batch, rows, context in PASSES:
             time_passes(base, switch, batch, rows, context)

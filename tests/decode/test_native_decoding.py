@@ -13,7 +13,7 @@ from tiny_models import plain_greedy, prompt_of, random_eagle, random_heads, ran
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Drafter, Settled
 from mtp_bench.decode.drafters import drafter_for, engine_heads
-from mtp_bench.decode.native import NativeMedusa
+from mtp_bench.decode.native_heads import NativeMedusa
 from mtp_bench.decode.step import TreeStepper
 from mtp_bench.decode.tree import TreeTensors
 from mtp_bench.heads.eagle.draft import EagleDraft

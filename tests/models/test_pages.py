@@ -17,7 +17,7 @@ from mtp_bench.decode.drafters import engine_heads
 from mtp_bench.models import pages
 from mtp_bench.models.fused import packed_model
 from mtp_bench.models.packed import can_pack
-from mtp_bench.models.pages import Span, anonymous_memory, huge_page_bytes, huge_pages, minus, whole_pages
+from mtp_bench.models.pages import Span, anonymous_memory, huge_buffer, huge_page_bytes, huge_pages, minus, whole_pages
 
 needs_them = pytest.mark.skipif(huge_page_bytes() is None, reason="this kernel gives no huge pages")
 
@@ -64,10 +64,21 @@ def test_own_memory_is_found() -> None:
 def test_what_the_block_leaves_behind_is_in_huge_pages() -> None:
     old = torch.ones(8 << 20)
     with huge_pages():
-        new = [torch.full((300_000,), float(index)) for index in range(40)]  # below a huge page each
-    assert kib_in_huge_pages(new[20].data_ptr()) > 0
+        # Larger than what the C library takes from memory that was freed before, which is not new.
+        new = [torch.full((9 << 20,), float(index)) for index in range(3)]
+    assert kib_in_huge_pages(new[1].data_ptr() + (18 << 20)) > 0  # its middle: its ends share pages with others
     assert all(bool((block == index).all()) for index, block in enumerate(new))
     assert bool((old == 1).all())
+
+
+@needs_them
+def test_a_buffer_is_huge_pages_from_the_first_touch_on() -> None:
+    buffer = huge_buffer(5 << 20)
+    assert buffer.data_ptr() % (2 << 20) == 0
+    assert len(buffer) == 5 << 20
+    assert not bool(buffer.any())
+    buffer.fill_(7)
+    assert kib_in_huge_pages(buffer.data_ptr()) >= 4096
 
 
 def kib_in_huge_pages(address: int) -> int:
@@ -92,6 +103,7 @@ def test_without_them_nothing_is_asked(setting: str | None, tmp_path: Path, monk
     assert huge_page_bytes() is None
     with huge_pages():
         pass
+    assert len(huge_buffer(1000)) == 1000
 
 
 @pytest.mark.parametrize("seconds", [20.0, -1.0])

@@ -67,10 +67,34 @@ struct Mask {
   Index per_sequence, per_row;
 };
 
+struct Tree {
+  Index rows, levels;  // levels = depth + 1
+  Index per_sequence;  // rows from one sequence's tree to the next one's, 0 = all have the same
+  const Index *parents, *depths;  // [.., rows]
+  const uint8_t* real;            // [.., rows]
+  const Index* path_rows;         // [.., rows, levels]
+};
+
+struct Accepted {
+  Index *accepted, *row;   // [batch]
+  Index *path, *emitted;   // [batch, levels]
+  uint8_t* taken;          // scratch, [batch, rows]
+};
+
+struct Moved {
+  void* cache;
+  Index per_layer, per_kind, per_sequence, per_head, per_slot;  // bytes
+  Index layers, batch, heads, width;                            // width = bytes of a vector
+  Index count;                                                  // slots of each sequence
+  const Index *source, *target;                                 // [batch, count]
+  void* scratch;                                                // [count, width]
+};
+
 struct Pass {
   Index batch, rows, visible, threads;
   const Index *tokens, *slots;  // [batch, rows]
-  const void *cosine, *sine;    // [batch, rows, head_dim]
+  const void *cosine, *sine;    // [positions, head_dim]
+  const Index* turns;           // [batch, rows], which of these each row takes
   void* cache;
   Index per_layer, per_kind, per_sequence, per_head, per_slot;  // elements of the cache; kind = keys, values
   Mask masks[2];
@@ -374,7 +398,8 @@ void place(const Model& model, const Layer& layer, Index index, const Pass& pass
     const E* gain = (const E*)(query ? layer.query_norm : layer.key_norm);
     if (gain != nullptr) norm(vector, gain, width, model.head_epsilon, vector);
     E* to = query ? vector : cached<E>(pass, index, 0, sequence, head - model.heads, pass.slots[row]);
-    turn(vector, (const E*)pass.cosine + row * width, (const E*)pass.sine + row * width, width, to);
+    Index from = pass.turns[row] * width;
+    turn(vector, (const E*)pass.cosine + from, (const E*)pass.sine + from, width, to);
   }
 }
 
@@ -636,6 +661,28 @@ void run(const Model& model, const Pass& pass) {
   run_member<E>(model, pass, Member{omp_get_thread_num(), omp_get_num_threads()});
 }
 
+// ---- Acceptance
+
+// The longest path of one tree whose every token is the choice at its parent; parents stand before their children.
+void accept_one(const Tree& tree, Index sequence, const Index* tokens, const Index* choices, const Accepted& to) {
+  Index rows = tree.rows, levels = tree.levels, of_tree = sequence * tree.per_sequence;
+  const Index *parents = tree.parents + of_tree, *depths = tree.depths + of_tree;
+  const uint8_t* real = tree.real + of_tree;
+  uint8_t* taken = to.taken + sequence * rows;
+  Index best = 0;
+  for (Index r = 0; r < rows; ++r) {
+    taken[r] = real[r] && (r == 0 || (taken[parents[r]] && tokens[r] == choices[parents[r]]));
+    if (taken[r] && depths[r] > depths[best]) best = r;
+  }
+  const Index* path = tree.path_rows + of_tree * levels + best * levels;
+  to.accepted[sequence] = depths[best];
+  to.row[sequence] = best;
+  for (Index level = 0; level < levels; ++level) {
+    to.path[sequence * levels + level] = path[level];
+    to.emitted[sequence * levels + level] = choices[path[level]];
+  }
+}
+
 // ---- Parts of drafts
 
 template <class E>
@@ -718,6 +765,26 @@ int mtp_bf16_products() {
 #endif
 }
 int mtp_queries() { return QUERIES; }
+
+void mtp_accept(const Tree* tree, Index batch, const Index* tokens, const Index* choices, const Accepted* to) {
+  for (Index b = 0; b < batch; ++b) accept_one(*tree, b, tokens + b * tree->rows, choices + b * tree->rows, *to);
+}
+
+// In every layer; all sources of a sequence are read before the first target is written.
+void mtp_move(const Moved* m) {
+  for (Index layer = 0; layer < m->layers; ++layer)
+    for (Index kind = 0; kind < 2; ++kind)
+      for (Index b = 0; b < m->batch; ++b)
+        for (Index head = 0; head < m->heads; ++head) {
+          char* at = (char*)m->cache + layer * m->per_layer + kind * m->per_kind + b * m->per_sequence + head * m->per_head;
+          const Index *source = m->source + b * m->count, *target = m->target + b * m->count;
+          for (Index i = 0; i < m->count; ++i)
+            memcpy((char*)m->scratch + i * m->width, at + source[i] * m->per_slot, m->width);
+          for (Index i = 0; i < m->count; ++i)
+            memcpy(at + target[i] * m->per_slot, (char*)m->scratch + i * m->width, m->width);
+        }
+}
+
 int mtp_most_width() { return MOST_WIDTH; }
 
 #define FOR_DTYPE(E, NAME)                                                                                     \

@@ -70,12 +70,38 @@ class Mask(ctypes.Structure):
     _fields_ = [("data", c_void_p), ("per_sequence", c_int64), ("per_row", c_int64)]
 
 
+class Tree(ctypes.Structure):
+    """The trees of a batch, see ``decode.tree``."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "levels", "per_sequence")),
+        *((name, c_void_p) for name in ("parents", "depths", "real", "path_rows")),
+    ]
+
+
+class Accepted(ctypes.Structure):
+    """What acceptance writes."""
+
+    _fields_ = [(name, c_void_p) for name in ("accepted", "row", "path", "emitted", "taken")]
+
+
+class Moved(ctypes.Structure):
+    """Slots of a cache that are copied to others; strides in bytes."""
+
+    _fields_ = [
+        ("cache", c_void_p),
+        *((name, c_int64) for name in ("per_layer", "per_kind", "per_sequence", "per_head", "per_slot")),
+        *((name, c_int64) for name in ("layers", "batch", "heads", "width", "count")),
+        *((name, c_void_p) for name in ("source", "target", "scratch")),
+    ]
+
+
 class Pass(ctypes.Structure):
     """One step's rows, where they are written, and scratch."""
 
     _fields_ = [
         *((name, c_int64) for name in ("batch", "rows", "visible", "threads")),
-        *((name, c_void_p) for name in ("tokens", "slots", "cosine", "sine", "cache")),
+        *((name, c_void_p) for name in ("tokens", "slots", "cosine", "sine", "turns", "cache")),
         *((name, c_int64) for name in ("per_layer", "per_kind", "per_sequence", "per_head", "per_slot")),
         ("masks", Mask * 2),
         ("taps", c_void_p),
@@ -128,6 +154,9 @@ def library() -> ctypes.CDLL:
         for suffix in SUFFIXES.values():
             function = getattr(loaded, f"mtp_{name}_{suffix}")
             function.argtypes, function.restype = arguments, None
+    loaded.mtp_accept.argtypes = (POINTER(Tree), c_int64, c_void_p, c_void_p, POINTER(Accepted))
+    loaded.mtp_move.argtypes = (POINTER(Moved),)
+    loaded.mtp_accept.restype = loaded.mtp_move.restype = None
     return loaded
 
 

@@ -15,7 +15,10 @@ from mtp_bench.models.fused import can_fuse
 from mtp_bench.models.native.library import Layer, Model, kernel, library
 from mtp_bench.models.native.passes import MASK_KINDS, SlottedCache, native_pass
 from mtp_bench.models.native.weights import Weights
-from mtp_bench.models.pages import huge_pages
+
+# The others' frequencies depend on how long the text is.
+FIXED_ROPES = ("default", "linear", "llama3", "yarn")
+TABLE_STEP = 1024
 
 
 def why_not(model: PreTrainedModel) -> str | None:
@@ -40,9 +43,9 @@ class NativeModel:
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.get_decoder()
         head: Any = model.get_output_embeddings()
-        self._rotary = decoder.rotary_emb
+        self._rotary = RotaryTable(decoder.rotary_emb, head.weight.dtype)
         self._kept = Weights()
-        with huge_pages(), torch.no_grad():
+        with torch.no_grad():
             self._model = _model(decoder, head, self._kept)
         self._dtype: torch.dtype = head.weight.dtype
         self._step = kernel("step", self._dtype)
@@ -64,7 +67,8 @@ class NativeModel:
         features = hidden.new_empty(batch, rows, len(aux_layers) * self._model.hidden) if aux_layers else hidden
         taps = (ctypes.c_int64 * len(aux_layers))(*aux_layers)
         tokens = tokens.contiguous()
-        with native_pass(self._model, self._rotary(hidden, positions), mask, cache, hidden.new_empty) as step:
+        rotary, turns = self._rotary(positions, cache.visible)
+        with native_pass(self._model, rotary, turns, mask, cache, hidden.new_empty) as step:
             step.tokens, step.hidden, step.features = tokens.data_ptr(), hidden.data_ptr(), features.data_ptr()
             step.taps, step.taps_count = ctypes.addressof(taps), len(aux_layers)
             step.choices, step.best_choice = choices.data_ptr(), best_choices.data_ptr()
@@ -73,12 +77,33 @@ class NativeModel:
         return hidden, features, choices
 
 
+class RotaryTable:
+    """RoPE's factors of a model: a table of all positions, where they depend on nothing else."""
+
+    def __init__(self, rotary: Any, dtype: torch.dtype) -> None:
+        self._rotary, self._like = rotary, torch.empty(1, dtype=dtype)
+        self._fixed = rotary.rope_type in FIXED_ROPES
+        self._table = self._of(torch.arange(0)[None])
+
+    def __call__(self, positions: torch.Tensor, bound: int) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """For positions int64 [B, R] below ``bound``: cosines and sines [positions, d], and which each row takes."""
+        if not self._fixed:
+            return self._of(positions), torch.arange(positions.numel()).view(positions.shape)
+        if len(self._table[0]) < bound:
+            self._table = self._of(torch.arange(max(2 * len(self._table[0]), bound + TABLE_STEP))[None])
+        return self._table, positions
+
+    def _of(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        cosine, sine = self._rotary(self._like, positions)
+        return cosine.flatten(0, 1), sine.flatten(0, 1)
+
+
 def _model(decoder: Any, head: Any, kept: Weights) -> Model:
     kinds = layer_types(decoder.config)
     layers = [layer_of(layer, kept, kinds[index]) for index, layer in enumerate(decoder.layers)]
     model = model_of(decoder.layers[0], decoder.config.hidden_size, decoder.norm.variance_epsilon, layers)
     model.embedding = kept.address(decoder.embed_tokens.weight)
-    model.norm = kept.address(decoder.norm.weight)
+    model.norm = kept.place(decoder.norm.weight)
     model.lm_head = kept.matrix(head)
     return model
 
@@ -108,8 +133,8 @@ def layer_of(layer: Any, kept: Weights, kind: str = MASK_KINDS[0], *, normed: bo
         kept.matrix(own.o_proj),
         kept.gated(mlp.gate_proj, mlp.up_proj),
         kept.matrix(mlp.down_proj),
-        kept.address(layer.input_layernorm.weight) if normed else None,
-        kept.address(layer.post_attention_layernorm.weight),
-        *(None if gain is None else kept.address(gain.weight) for gain in gains),
+        kept.place(layer.input_layernorm.weight) if normed else None,
+        kept.place(layer.post_attention_layernorm.weight),
+        *(None if gain is None else kept.place(gain.weight) for gain in gains),
         MASK_KINDS.index(kind),
     )

@@ -105,9 +105,16 @@ class NativeLayer(nn.Module):
         mask: torch.Tensor | None,
         cache: SlottedCache,
     ) -> torch.Tensor:
-        """x [B, R, width] and what it is added to [B, R, H] -> [B, R, H]; the rest as ``native_pass`` takes it."""
+        """x [B, R, width] and what it is added to [B, R, H] -> [B, R, H].
+
+        Args:
+            rotary: cosines and sines [B, R, d] of the rows.
+            mask, cache: as ``native_pass`` takes them.
+        """
+        factors = rotary[0].flatten(0, 1), rotary[1].flatten(0, 1)
+        turns = torch.arange(len(factors[0]))
         x, output = x.contiguous(), residual.clone(memory_format=torch.contiguous_format)
-        with native_pass(self._model, rotary, mask, cache, x.new_empty) as step:
+        with native_pass(self._model, factors, turns, mask, cache, x.new_empty) as step:
             step.given, step.x = x.data_ptr(), output.data_ptr()
             self._layer(self._model, step)
         return output

@@ -31,6 +31,7 @@ class SlottedCache(Protocol):
 def native_pass(
     model: Model,
     rotary: tuple[torch.Tensor, torch.Tensor],
+    turns: torch.Tensor,
     mask: Any,
     cache: SlottedCache,
     empty: Callable[..., torch.Tensor],
@@ -38,14 +39,15 @@ def native_pass(
     """A pass over the rows whose slots the cache was aimed at; what it points to lives as long as the block.
 
     Args:
-        rotary: cosines and sines [B or 1, R, d] of the rows.
+        rotary: cosines and sines [positions, d].
+        turns: int64 [B, R], which of these each row takes.
         mask: bool [B or 1, 1, R, S], one per kind of layers, or None for rows that see every slot.
         empty: makes tensors in the model's dtype.
     """
     batch, rows = cache.slots.shape
     threads, lanes, total = torch.get_num_threads(), int(library().mtp_lanes()), batch * rows
     # Contiguous, and named so that none is freed before the block ends.
-    read = [part.contiguous() for part in (cache.slots, *(factor.expand(batch, -1, -1) for factor in rotary))]
+    read = [part.contiguous() for part in (cache.slots, *rotary, turns)]
     heads = (model.heads + 2 * model.kv_heads) * model.head_dim
     sizes = (model.hidden, model.hidden, heads, model.heads * model.head_dim, model.inner)
     scratch = [empty(total, size) for size in sizes]
@@ -60,8 +62,14 @@ def native_pass(
 
 
 def _masks(mask: Any) -> list[Mask]:
-    """One for each of ``MASK_KINDS``."""
+    """One for each of ``MASK_KINDS``.
+
+    Raises:
+        TypeError: they are not bool; the kernels would read something else.
+    """
     of_kind = [mask.get(kind) for kind in MASK_KINDS] if isinstance(mask, dict) else [mask, mask]
+    if any(one is not None and one.dtype != torch.bool for one in of_kind):
+        raise TypeError("the kernels read bool masks")
     return [
         Mask(None, 0, 0) if one is None else Mask(one.data_ptr(), one.stride(0) if len(one) > 1 else 0, one.stride(2))
         for one in of_kind

@@ -37,6 +37,8 @@ _SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+# Heads and hidden states as wide as the native engine takes them; the inner ones fill no whole number of its panels.
+WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 112}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},

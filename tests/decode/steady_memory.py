@@ -1,4 +1,5 @@
-"""Ten thousand steps of a batch; prints by how much the process has grown. Run by ``test_memory.py``."""
+"""Ten thousand steps of a batch; prints by how much the process has grown. Run by ``test_memory.py``, with the engine's
+name."""
 
 from __future__ import annotations
 
@@ -6,26 +7,33 @@ import gc
 import itertools
 import json
 import resource
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from tiny_decoding import NO_TREE
-from tiny_models import SHAPES, onehot_base, onehot_heads
+from tiny_models import SHAPES, WIDE, onehot_base, onehot_heads, random_heads, tiny_base
 
 from mtp_bench.decode.generate import Decoder, Request
+from mtp_bench.models.base import BaseModel
 from mtp_bench.topology import chain
 
 STEPS = 10_000
 
 
-def main() -> None:
+def main(engine: str) -> None:
     """Requests come and go in a batch of different trees all the while."""
     torch.set_num_threads(1)
     # One long cycle, on which the heads are right for half of the tokens.
     successor = [(token + 1) % 16 for token in range(16)]
     heads = onehot_heads(3, good=tuple(range(8)), successor=successor)
     trees = [NO_TREE, SHAPES["single"], SHAPES["full-3-2-1"], chain(3)]
-    decoder = Decoder(onehot_base(successor), heads, NO_TREE, others=trees, batch=4, max_length=64)
+    base: BaseModel = onehot_base(successor)
+    if engine == "native":
+        base = replace(tiny_base(**WIDE, vocab_size=16), engine="native")
+        heads = random_heads(base, num_heads=3)
+    decoder = Decoder(base, heads, NO_TREE, others=trees, batch=4, max_length=64)
 
     def serve(passes: int) -> None:
         until = decoder.passes + passes
@@ -51,4 +59,4 @@ def resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

@@ -19,6 +19,7 @@ from mtp_bench.decode.generate import Decoder
 from mtp_bench.decode.memory import check_memory, memory_need
 from mtp_bench.errors import InputError
 from mtp_bench.models.memory import available_bytes
+from mtp_bench.models.native.library import compiler
 from mtp_bench.profile.costs import SweepOptions, sweep_costs
 
 STATM = Path("/proc/self/statm")
@@ -62,11 +63,14 @@ def test_what_does_not_fit_is_refused_with_numbers(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.skipif(not STATM.exists(), reason="needs /proc")
-def test_ten_thousand_steps_take_no_more_memory() -> None:
+@pytest.mark.parametrize("engine", ["eager", "native"])
+def test_ten_thousand_steps_take_no_more_memory(engine: str) -> None:
     """In a process of its own: in this one other tests have left the allocator in any state."""
+    if engine == "native" and compiler() is None:
+        pytest.skip("no C++ compiler")
     script = Path(__file__).with_name("steady_memory.py")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, script, engine], env=environment, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["passes"] > 10_000
     assert found["bytes"] < 4 << 20

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tiny_decoding import NO_TREE
 from tiny_hydra import random_hydra
-from tiny_models import SHAPES, prompt_of, random_eagle, random_heads, random_tree, tiny_base
+from tiny_models import SHAPES, WIDE, prompt_of, random_eagle, random_heads, random_tree, tiny_base
 
 from mtp_bench.decode.generate import Decoder, Generation, Request
 from mtp_bench.errors import InputError
 from mtp_bench.heads.kinds import AnyHeads
 from mtp_bench.models.base import BaseModel
+from mtp_bench.models.engines import Engine
+from mtp_bench.models.native.library import compiler
 from mtp_bench.topology import DynamicTree, StaticTree
 
 # Nearly every token at depth 1, so that something is accepted.
@@ -40,9 +43,18 @@ def alone(base: BaseModel, heads: AnyHeads, request: Request) -> Generation:
 
 @pytest.mark.parametrize("batch", [2, 3, 8])
 @pytest.mark.parametrize("kind", ["medusa", "eagle", "eagle3", "hydra"])
-@pytest.mark.parametrize("architecture", ["llama", "mistral-window", "gemma3"])
-def test_every_request_decodes_as_alone(architecture: str, kind: str, batch: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "engine"),
+    [("llama", "eager"), ("mistral-window", "eager"), ("gemma3", "eager"), ("llama", "native"), ("qwen3", "native")],
+)
+def test_every_request_decodes_as_alone(
+    architecture: str, engine: Engine, kind: str, batch: int, tmp_path: Path
+) -> None:
     base = tiny_base(architecture)
+    if engine == "native":
+        if compiler() is None:
+            pytest.skip("no C++ compiler")
+        base = replace(tiny_base(architecture, **WIDE), engine=engine)
     heads: AnyHeads
     if kind == "hydra":  # a prefix layer is a LLaMA's
         heads = random_hydra(base, tmp_path, "mlp" if architecture == "gemma3" else "prefix-mlp")

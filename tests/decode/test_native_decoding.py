@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_decoding import NO_TREE, decode
-from tiny_models import plain_greedy, prompt_of, random_eagle, random_heads, random_tree, tiny_base
+from tiny_models import WIDE, plain_greedy, prompt_of, random_eagle, random_heads, random_tree, tiny_base
 
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Drafter, Settled
@@ -23,7 +23,6 @@ from mtp_bench.models.load import LoadOptions, load_base_model
 from mtp_bench.models.native.library import compiler
 from mtp_bench.topology import DynamicTree, Topology
 
-WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 112}
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 19, 3, 11, 8))]
 SWITCHES: list[dict[str, bool]] = [
     {},

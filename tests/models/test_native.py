@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import ARCHITECTURES, tiny_base
+from tiny_models import ARCHITECTURES, WIDE, tiny_base
 from torch import nn
 
 from mtp_bench.decode.cache import TreeCache
@@ -21,8 +23,7 @@ from mtp_bench.models.native.parts import NativeNorm, NativeProduct, native_line
 from mtp_bench.models.native.weights import pack, panel_width
 
 KINDS = ("llama", "llama-tied", "qwen2", "qwen3", "mistral-window", "mistral-narrow")
-# Heads as wide as the kernels take them; no number of outputs is a whole number of panels.
-WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 112, "vocab_size": 77}
+VOCABULARY = 77  # no whole number of panels either
 DTYPES = (torch.float32, torch.bfloat16)
 PREFIX = 21
 pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler")
@@ -30,7 +31,7 @@ pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compi
 
 def wide_base(architecture: str = "llama", dtype: torch.dtype = torch.float32) -> BaseModel:
     """A tiny model of sizes that the kernels take, with gains and biases that are not those of a fresh one."""
-    base = tiny_base(architecture, **WIDE)
+    base = tiny_base(architecture, **WIDE, vocab_size=VOCABULARY)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in base.model.named_parameters():
         if "norm" in name or name.endswith("bias"):
@@ -100,6 +101,38 @@ def test_a_token_has_the_same_bits_in_a_tree_as_alone(architecture: str, dtype: 
             alone = step(base, cache, lengths + place, tokens[:, row : row + 1], torch.ones(1, 1).bool(), plain=True)
             for mine, theirs in zip(alone, together, strict=True):
                 assert torch.equal(mine[0, 0], theirs[0, row])
+
+
+@pytest.fixture
+def older_processor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels as they are compiled for another processor than this one."""
+    if platform.machine() != "x86_64":
+        pytest.skip("names of x86-64 processors")
+    monkeypatch.setattr(library, "FLAGS", [flag.replace("native", request.param) for flag in library.FLAGS])
+    library.library.cache_clear()
+    yield
+    library.library.cache_clear()
+
+
+# Registers of eight and of four numbers, without products of bf16.
+@pytest.mark.parametrize("older_processor", ["x86-64-v3", "x86-64-v2"], indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES)
+@torch.inference_mode()
+def test_processors_without_avx512(older_processor: None, dtype: torch.dtype) -> None:
+    assert library.library().mtp_lanes() < 16
+    base = wide_base("qwen3", dtype)
+    native = replace(base, engine="native")
+    lengths, rows = torch.tensor([PREFIX, 9]), 11
+    tokens = torch.randint(0, base.vocab_size, (2, rows), generator=torch.Generator().manual_seed(3))
+    stock, mine = (
+        step(one, filled_cache(base, lengths), lengths, tokens, tree_rows(rows), plain=one is native)
+        for one in (base, native)
+    )
+    close = 2e-3 if dtype == torch.float32 else 0.2
+    torch.testing.assert_close(mine[0], stock[0], atol=close, rtol=close)
+    assert (mine[2] == stock[2]).float().mean() > (0.99 if dtype == torch.float32 else 0.8)
+    alone = step(native, filled_cache(base, lengths), lengths, tokens[:, :1], torch.ones(1, 1).bool(), plain=True)
+    assert torch.equal(alone[0][:, 0], mine[0][:, 0])
 
 
 @torch.inference_mode()

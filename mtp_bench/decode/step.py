@@ -146,8 +146,10 @@ class TreeStepper:
         # cache, whatever its stale rows accept.
         self.lengths += counts * self.active
         self.tokens[:, :1] = outcome.emitted.gather(1, outcome.accepted[:, None])
-        sequences = torch.arange(len(starts), device=starts.device)[:, None]
-        settled = Settled(starts, outcome.emitted, verified.features[sequences, outcome.path], counts, longest)
+        features = verified.features
+        if self.drafter is not None:  # nothing else reads them
+            features = features[torch.arange(len(starts), device=starts.device)[:, None], outcome.path]
+        settled = Settled(starts, outcome.emitted, features, counts, longest)
         return torch.cat([outcome.accepted[:, None], outcome.emitted], dim=1), settled
 
     def _move(self, source: torch.Tensor, target: torch.Tensor) -> None:

@@ -38,11 +38,11 @@ def forward_ms(base: BaseModel, tree: StaticTree) -> float:
     lengths = torch.tensor([CONTEXT])
     mask = row_mask(slots, lengths, tensors.ancestors, cache.length)
     positions = lengths[:, None] + tensors.depths
-    layered = for_layers(base, mask, slots, positions, lengths)
+    layered = for_layers(base, mask, slots, positions, lengths, plain=base.engine == "native")
     cache.aim(slots, cache.length)
     with torch.inference_mode():
         start = time.perf_counter()
-        base.logits(base.hidden_states(torch.ones_like(slots), positions, layered, cache))
+        base.choices(torch.ones_like(slots), positions, layered, cache)
         return 1e3 * (time.perf_counter() - start)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from mtp_bench.models import engines
 from mtp_bench.models.engines import pick_engine
 from mtp_bench.models.load import LoadOptions, load_base_model
 from mtp_bench.models.native import library
+from mtp_bench.profile.environment import machine_key, model_facts
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.skipif(library.compiler() is None, reason="no C++ compiler")
@@ -89,3 +91,7 @@ def test_facts_name_what_was_compiled() -> None:
     assert facts["lanes"] == library.library().mtp_lanes()
     assert "." in facts["compiler"]
     assert facts["library"].endswith(".so")
+    base = load_base_model("smollm2-135m", LoadOptions(dummy=True, engine="native"))
+    assert model_facts(base)["kernels"] == facts
+    assert facts["library"] in machine_key(base), "costs of other kernels are those of another machine"
+    assert facts["library"] not in machine_key(replace(base, engine="packed"))

@@ -1,6 +1,6 @@
 """The kernels as a shared library: compiled for this processor at first use, then kept.
 
-The structures mirror those of ``kernels.cpp``.
+The structures mirror those of ``kernels/structures.hpp``.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch
 from mtp_bench.errors import InputError
 from mtp_bench.files import sha256_bytes
 from mtp_bench.models.reference import cache_folder
+from mtp_bench.progress import say
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+SOURCES = Path(__file__).with_name("kernels")
 COMPILERS = ("g++", "clang++")
 # No -ffast-math: sums must stay in the order in which they are written.
 FLAGS = (
@@ -176,18 +177,20 @@ def _compiled() -> Path:
         )
     built = cache_folder() / "native" / f"{_key(program)}.so"
     if not built.exists():
+        say("compiling the native engine's kernels, once for this processor ...")
         built.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=built.parent) as scratch:
             made = Path(scratch, "kernels.so")
-            _run([program, *FLAGS, "-o", str(made), str(SOURCE)])
+            _run([program, *FLAGS, "-o", str(made), str(SOURCES / "library.cpp")])
             os.replace(made, built)  # whole or not at all, whoever else compiles meanwhile
     return built
 
 
 def _key(program: str) -> str:
     """The same source, flags, compiler and processor give the same library."""
+    sources = b"".join(path.read_bytes() for path in sorted(SOURCES.iterdir()) if path.is_file())
     macros = _run([program, *FLAGS, "-dM", "-E", "-x", "c++", os.devnull])  # name what -march=native means here
-    return sha256_bytes(SOURCE.read_bytes() + " ".join(FLAGS).encode() + macros.encode())[:16]
+    return sha256_bytes(sources + " ".join(FLAGS).encode() + macros.encode())[:16]
 
 
 def _run(command: list[str]) -> str:

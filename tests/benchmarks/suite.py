@@ -6,7 +6,7 @@
 2. Compares them with this engine at N = 0, Hugging Face ``generate`` with its default and its static cache, prompt
    lookup, and vLLM's CPU build where ``--vllm`` names a Python that has it: interleaved, paired, one table.
 3. Decodes in batches: throughput against batch size.
-4. Measures how a step's cost grows with rows, batch and context.
+4. Measures how a step's cost grows with rows, contexts and batches.
 
 Each stage is a command of ``mtp-bench``; a stage whose results are there is not run again.
 """
@@ -61,9 +61,14 @@ def _stages(options: argparse.Namespace) -> list[tuple[Path, list[str]]]:
     stages["compare"] = [(out / "compare" / "compare.csv", [*compare, "--out", str(out / "compare")])]
     bench = ["bench", "--profile", str(runs[0]), "--batch", options.batch, "--limit", "32", "--repeats", "1"]
     stages["batch"] = [(runs[0] / "throughput.csv", bench)]
-    contexts = [part for context in ("128", "1024", "4096") for part in ("--context", context)]
-    scale = ["measure-cost", *model, "--max-rows", "512", *contexts, "--batch", "1,8,64", "--rounds", "5"]
-    stages["scale"] = [(out / "scale" / "cost.csv", [*scale, "--max-minutes", "9", "--out", str(out / "scale")])]
+    scale = ["measure-cost", *model, "--rounds", "5", "--max-minutes", "5", "--context", "128", "--context", "1024"]
+    # Not all of them at once: 512 rows for each of 64 requests would take minutes a pass.
+    stages["scale"] = [
+        (out / "scale-rows" / "cost.csv", [*scale, "--context", "4096", "--max-rows", "512", "--batch", "1"]),
+        (out / "scale-batches" / "cost.csv", [*scale, "--max-rows", "8", "--batch", "1,8,64"]),
+    ]
+    for done, command in stages["scale"]:
+        command += ["--out", str(done.parent)]
     return [stage for name in options.stages.split(",") for stage in stages[name]]
 
 

@@ -201,7 +201,7 @@ def _run(command: list[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise _failed(command[0], str(error)) from error
     if done.returncode != 0:
-        raise _failed(command[0], done.stderr)
+        raise _failed(command[0], done.stderr or f"exit code {done.returncode}, and not a word why")
     return done.stdout
 
 

@@ -3,6 +3,9 @@
 The prompts come in blocks. Every contender empties the queue of a block at every batch size, those of one batch size
 together: in turns, each time in a new random order, each decodes until one of its requests has ended. So a machine that
 drifts drifts for all alike. Blocks are the pairs of a comparison. Slots run empty at a block's end, in every arm.
+
+Each request emits as many tokens as its answer has, past an end token too: a text that leaves the recorded one at a
+near-tie may end early, and an arm that then has less to do is neither another's match nor what was predicted.
 """
 
 from __future__ import annotations
@@ -133,7 +136,10 @@ class _Queue:
     """
 
     def __init__(self, decoder: Decoder, answers: Sequence[Answer], new_tokens: int | None) -> None:
-        requests = [Request(one.id, one.prompt, min(len(one.tokens), new_tokens or len(one.tokens))) for one in answers]
+        lengths = [min(len(one.tokens), new_tokens or len(one.tokens)) for one in answers]
+        requests = [
+            Request(one.id, one.prompt, length, ignore_eos=True) for one, length in zip(answers, lengths, strict=True)
+        ]
         self._decoder, self._run = decoder, decoder.run(requests)
         self._passes, self._prefill_s = decoder.passes, decoder.prefill_s
         self._seconds, self._done = 0.0, list[Generation]()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -155,3 +156,14 @@ def test_each_part_is_told_from_the_others(part: str, name: str, monkeypatch: py
     budget = step_budget(base, arms, answer)["arm"]
     assert budget[part] >= 30
     assert max(budget, key=lambda one: budget[one]) == part
+
+
+def test_an_end_token_ends_no_request() -> None:
+    """A text that leaves the recorded one would else give its arm less to do than the others and the prediction."""
+    base = tiny_base()
+    answers = answers_of(decode(base, None, NO_TREE, PROMPTS))
+    base.model.generation_config.eos_token_id = answers[0].tokens[1]
+    base = replace(base)  # what it knows of end tokens is kept
+    assert base.eos_ids == {answers[0].tokens[1]}
+    rows = run_throughput(base, {}, answers, (2,), block=len(answers))
+    assert sum(row.tokens for row in rows) == sum(len(answer.tokens) - 1 for answer in answers)

@@ -37,6 +37,16 @@ _SMALL: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": None,
 }
+# Of an EAGLE-3 draft, one at a time.
+SWITCHES: list[dict[str, bool]] = [
+    {},
+    {"norm_before_residual": True},
+    {"norm_output": True},
+    {"norm_before_fc": True},
+    {"fc_norm": True},
+    {"own_embedding": True},
+    {"qkv_bias": True},
+]
 # Heads and hidden states as wide as the native engine takes them; the inner ones fill no whole number of its panels.
 WIDE = {"hidden_size": 64, "head_dim": 32, "intermediate_size": 112}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]

@@ -21,7 +21,7 @@ from mtp_bench.heads.medusa.heads import MedusaHeads
 from mtp_bench.models.engines import Engine
 from mtp_bench.models.packed import PackedLinear, PackedProduct, can_pack, pack_linears, shared_copy
 from mtp_bench.models.pages import huge_pages
-from mtp_bench.topology import DynamicTree, Topology
+from mtp_bench.topology import DynamicTree, StaticTree, Topology
 
 Made = TypeVar("Made")
 
@@ -48,6 +48,12 @@ def drafter_for(
             where="--topology",
             fix="clip the tree (mtp-bench trees show) or use heads with more depths",
         )
+    if isinstance(topology, DynamicTree) and not isinstance(heads, EagleDraft):
+        raise InputError(
+            f"{topology} is a dynamic tree, which Medusa and Hydra heads cannot draft",
+            where="--topology",
+            fix="use a static tree, or an EAGLE draft",
+        )
     device, heads = _weight_of(heads).device, engine_heads(heads, engine)
     if isinstance(heads, EagleDraft):
         if topology.max_rank >= heads.draft_vocab_size:
@@ -59,12 +65,7 @@ def drafter_for(
         if isinstance(topology, DynamicTree):
             return DynamicEagleDrafter(heads, topology, cache.batch, cache.length, engine)
         return StaticEagleDrafter(heads, topology, cache.batch, cache.length, engine)
-    if isinstance(topology, DynamicTree):
-        raise InputError(
-            f"{topology} is a dynamic tree, which Medusa and Hydra heads cannot draft",
-            where="--topology",
-            fix="use a static tree, or an EAGLE draft",
-        )
+    assert isinstance(topology, StaticTree)
     if isinstance(heads, HydraHeads):
         return HydraDrafter(heads, topology, cache.batch, cache.length, device)
     return MedusaDrafter(heads, topology, device, engine)

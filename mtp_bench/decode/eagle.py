@@ -19,7 +19,7 @@ from mtp_bench.decode.layer import cached_attention, layer_cache, sequences, set
 from mtp_bench.decode.levels import levels_of
 from mtp_bench.decode.masks import row_mask
 from mtp_bench.heads.eagle.draft import EagleDraft
-from mtp_bench.heads.ranking import best_of
+from mtp_bench.heads.ranking import best_of, ordered_topk
 from mtp_bench.models.compiled import compiled
 from mtp_bench.models.engines import Engine
 from mtp_bench.topology import DynamicTree, StaticTree
@@ -42,10 +42,12 @@ class EagleDrafter(ABC):
         config, weight = draft.config, draft.fc.weight
         self._forward: Callable[..., torch.Tensor] = draft
         self._best: Best = draft.best
+        self._top: Callable[[torch.Tensor, int], torch.Tensor] = draft.top
         if engine == "compiled":
             self._forward = compiled(draft, "forward")
             logits = compiled(draft, "logits")
             self._best = lambda output, top_k: best_of(logits(output), top_k)
+            self._top = lambda output, top_k: ordered_topk(logits(output), top_k)
         self.cache = layer_cache(config, batch, length, weight)
         self._places = torch.arange(expanded, device=weight.device)
         self._rotary = draft.rotary(length)
@@ -121,7 +123,7 @@ class StaticEagleDrafter(EagleDrafter):
     def _drafted(self, behind: _Behind, output: torch.Tensor) -> Drafted:
         draft, drafted, first = self._draft, [], 0
         for depth, level in enumerate(self._levels, start=1):
-            best, _ = self._best(output, level.top_k)
+            best = self._top(output, level.top_k)
             tokens = draft.target_ids(best)[:, level.parent, level.rank]
             drafted.append(tokens)
             if depth < len(self._levels):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from tiny_decoding import NEW_TOKENS, NO_TREE, PROMPTS, answers_of, decode
-from tiny_models import CASES, SHAPES, TOP_K, plain_greedy, prompt_of, random_eagle, random_tree, tiny_base
+from tiny_models import CASES, SHAPES, SWITCHES, TOP_K, plain_greedy, prompt_of, random_eagle, random_tree, tiny_base
 
 from mtp_bench.decode.answers import Answer
 from mtp_bench.decode.cache import TreeCache
@@ -23,15 +23,6 @@ from mtp_bench.trace import replay
 
 # Nearly every token at depth 1, so that something is accepted in most steps.
 COVER = StaticTree.from_paths([(rank,) for rank in range(20)] + [(a, b) for a in range(20) for b in range(4)])
-SWITCHES: list[dict[str, bool]] = [
-    {},
-    {"norm_before_residual": True},
-    {"norm_output": True},
-    {"norm_before_fc": True},
-    {"fc_norm": True},
-    {"own_embedding": True},
-    {"qkv_bias": True},
-]
 
 
 @pytest.mark.parametrize("variant", ["eagle", "eagle3"])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from tiny_decoding import NO_TREE, decode
-from tiny_models import WIDE, plain_greedy, prompt_of, random_eagle, random_heads, random_tree, tiny_base
+from tiny_models import SWITCHES, WIDE, plain_greedy, prompt_of, random_eagle, random_heads, random_tree, tiny_base
 
+from mtp_bench.cli.loading import load_heads
 from mtp_bench.decode.cache import TreeCache
 from mtp_bench.decode.draft import Drafter, Settled
 from mtp_bench.decode.drafters import drafter_for, engine_heads
@@ -24,15 +25,6 @@ from mtp_bench.models.native.library import compiler
 from mtp_bench.topology import DynamicTree, Topology
 
 PROMPTS = [prompt_of(length, seed) for seed, length in enumerate((5, 19, 3, 11, 8))]
-SWITCHES: list[dict[str, bool]] = [
-    {},
-    {"norm_before_residual": True},
-    {"norm_output": True},
-    {"norm_before_fc": True},
-    {"fc_norm": True},
-    {"own_embedding": True},
-    {"qkv_bias": True},
-]
 pytestmark = pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 
 
@@ -49,10 +41,13 @@ def test_text_is_plain_greedy_text(architecture: str, kind: str) -> None:
     trees: list[Any] = [NO_TREE, random_tree(1), random_tree(2)]
     if kind == "eagle3":
         trees.append(DynamicTree(3, 3, 9))
+    accepted = 0
     for tree in trees:
         for batch in (1, 2, 3, 8):
             got = decode(base, None if tree is NO_TREE else heads, tree, PROMPTS, batch=batch)
             assert [g.tokens for g in got] == expected, (tree, batch)
+            accepted += sum(sum(g.accepted) for g in got)
+    assert accepted > 10, "a test where nothing is accepted shows nothing"
 
 
 @pytest.mark.parametrize("kind", ["map", "eagle3"])
@@ -71,11 +66,12 @@ def test_in_bf16_every_tree_and_batch_gives_the_same_text(kind: str) -> None:
 
 def test_the_reference_model_in_bf16_says_the_same_with_a_tree() -> None:
     base = load_base_model("smollm2-135m", LoadOptions(dtype="bf16", engine="native"))
-    heads = random_heads(base, "map").bfloat16()
+    heads, _ = load_heads("smollm2-135m-medusa", base)
     prompt = base.tokenizer("The three largest rivers of Europe are").input_ids
     tree = random_tree(1)
     plain, with_tree = (decode(base, one, t, [prompt], new_tokens=48) for one, t in ((None, NO_TREE), (heads, tree)))
     assert with_tree[0].tokens == plain[0].tokens
+    assert sum(with_tree[0].accepted) > 5
 
 
 @pytest.mark.parametrize("kind", ["own", "shared", "base", "map"])

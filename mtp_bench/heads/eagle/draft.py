@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from mtp_bench.errors import InputError
 from mtp_bench.heads.base import HeadsInfo, LmBest, LmHead, LmProduct
-from mtp_bench.heads.ranking import best_of
+from mtp_bench.heads.ranking import best_of, ordered_topk
 from mtp_bench.heads.vocabulary import inverse_map
 from mtp_bench.models.compat import rotary_table
 
@@ -274,6 +274,10 @@ class EagleDraft(EagleParts):
         """Logits over the draft vocabulary, [..., H] -> [..., V']."""
         normed = self.norm(output) if self.norm is not None else output
         return F.linear(normed, self.lm_rows) if self.lm_product is None else self.lm_product(normed)
+
+    def top(self, output: Tensor, top_k: int) -> Tensor:
+        """``best`` without the log-probabilities, which cost a pass over the logits."""
+        return ordered_topk(self.logits(output), top_k) if self.lm_best is None else self.best(output, top_k)[0]
 
     def best(self, output: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
         """Draft ids int64 and log-probabilities float32 [..., top_k] of the most probable tokens, [..., H] given."""
